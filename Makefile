@@ -25,13 +25,14 @@ test: setup ## run all tests, four workers side by side
 test-fast: setup ## run the tests that start no daemon
 	@$(BIN)/python scripts/run_tests.py --fast
 
-check: setup ## formatting, lint, types, import rules, sizes
+check: setup ## formatting, lint, types, import rules, sizes, prose, names
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/check_sizes.py
 	@$(BIN)/python scripts/check_prose.py
+	@$(BIN)/python scripts/check_names.py
 
 format: setup ## rewrite the sources in the house format
 	@$(BIN)/ruff format .
@@ -54,6 +55,7 @@ clean: ## remove the environment and all caches
 
 $(STAMP): $(LOCKS) pyproject.toml scripts/preflight
 	@scripts/preflight $(PYTHON)
+	@echo "installing the environment into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --quiet --require-hashes -r requirements/pip.txt
 	@$(BIN)/python -m pip install --quiet --quiet --require-hashes -r requirements/dev.txt

@@ -16,6 +16,7 @@ from bench import (
     large,
     latency,
     pipeline,
+    prune,
     recovery,
     sessions,
     start,
@@ -39,8 +40,9 @@ _ALL: dict[str, Callable[[], list[Row]]] = {
     "sessions": sessions.rows,
     "adoption": adoption.rows,
     "large": large.rows,
+    "prune": prune.rows,
 }
-_ONLY_BY_NAME = {"large"}
+_ONLY_BY_NAME = {"large", "prune"}
 
 
 def main(names: Sequence[str]) -> int:

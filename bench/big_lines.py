@@ -38,7 +38,7 @@ def _check_huge() -> None:
         print(f"big lines: one of {HUGE_BYTES / MEGABYTE:.0f} MB passes")
         try:
             contender.drive("sdk", Task(str(saved.claude), 1))
-            print("big lines: the SDK takes it without being told to")
+            print("big lines: the SDK accepts the line without a raised limit")
         except Failed:
             print("big lines: the SDK fails on it, unless its max_buffer_size is raised")
 

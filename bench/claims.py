@@ -4,6 +4,7 @@ Each item is started with a run and is settled: two durable verbs. The peer runs
 statements inline on one connection, one synced transaction per verb, without any waiting.
 """
 
+import sqlite3
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -20,12 +21,10 @@ from steadyrun.model.ids import HolderId, ItemId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.run import Finished
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import Start, Started
 from steadyrun.stores.sqlite import DATABASE, SqliteStore
 from steadyrun.stores.sqlite.db import schema
-from steadyrun.stores.sqlite.db.settings import StoreSettings
+from steadyrun.stores.sqlite.db.transaction import StoreSettings, Transaction
 from steadyrun.stores.sqlite.sql import claims
-from steadyrun.stores.sqlite.sql.rows import Connection
 from steadyrun.stores.sqlite.sql.runs import LastWrites
 
 ITEMS = 2000
@@ -100,31 +99,25 @@ async def _measure_inline() -> float:
     return took
 
 
-def _settle_inline(connection: Connection, holder: HolderId) -> list[ItemId]:
+def _settle_inline(connection: sqlite3.Connection, holder: HolderId) -> list[ItemId]:
     settled = []
-    start = Start(holder, store_setup.create_run)
-    while started := _transact(connection, lambda: _start_inline(connection, start)):
+    while started := _transact(
+        connection, lambda tx: claims.start(tx, holder, store_setup.create_run)
+    ):
         for each in started:
             _settle_one_inline(connection, each.claim)
             settled.append(each.claim.item.id)
     return settled
 
 
-def _start_inline(connection: Connection, start: Start) -> list[Started]:
-    return claims.start(connection, start, 1, None, _read_now(), _SETTINGS)
-
-
-def _settle_one_inline(connection: Connection, claim: Claim) -> None:
+def _settle_one_inline(connection: sqlite3.Connection, claim: Claim) -> None:
     last = LastWrites(_make_finished(claim), None)
-    _transact(
-        connection,
-        lambda: claims.settle(connection, claim, last, _read_now(), _SETTINGS, keep_warm=False),
-    )
+    _transact(connection, lambda tx: claims.settle(tx, claim, last, keep_warm=False))
 
 
-def _transact(connection: Connection, work: Callable[[], T]) -> T:
+def _transact(connection: sqlite3.Connection, work: Callable[[Transaction], T]) -> T:
     connection.execute("BEGIN IMMEDIATE")
-    result = work()
+    result = work(Transaction(connection, _read_now(), _SETTINGS))
     connection.execute("COMMIT")
     return result
 

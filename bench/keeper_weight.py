@@ -15,7 +15,7 @@ from bench import agent_lines
 from bench.contender_ours import write_config
 from bench.measure import Row, expect, make_scratch
 from steadyrun.drivers import keeper
-from steadyrun.drivers.launcher import PROCESSES
+from steadyrun.drivers.lineage import PROCESSES
 from steadyrun.library import RunHandle, Steadyrun
 
 PAIRS = 10

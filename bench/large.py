@@ -36,17 +36,16 @@ from steadyrun.model.event import (
     make_event_id,
 )
 from steadyrun.model.gate import GateRules
-from steadyrun.model.ids import AgentId, ProcessId, RunId
+from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
 from steadyrun.model.item import Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Finished, Launched
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import Start, Started
+from steadyrun.store import Started
 from steadyrun.stores.sqlite import DATABASE, SqliteStore
 from steadyrun.stores.sqlite.db import schema
-from steadyrun.stores.sqlite.db.settings import StoreSettings
-from steadyrun.stores.sqlite.sql import claims, items, runs
-from steadyrun.stores.sqlite.sql.rows import Connection
+from steadyrun.stores.sqlite.db.transaction import StoreSettings, Transaction
+from steadyrun.stores.sqlite.sql import claims, runs
 
 SMALL, LARGE = 1_000, 100_000
 AGENTS = 100
@@ -60,14 +59,15 @@ _CHECKED = 200
 _SETTINGS = StoreSettings(Scrubber(SECRETS), GateRules(), {})
 _WORDS = ("looked", "at", "the", "next", "failing", "test", "and", "found", "why", "it", "fails")
 
-Call = Callable[[SqliteStore, "_Filled", random.Random], Awaitable[None]]
+Call = Callable[[SqliteStore, "FilledStore", random.Random], Awaitable[None]]
 
 
 @dataclass
-class _Filled:
+class FilledStore:
     """The home of a store, and its runs in order of creation, with the place of their events."""
 
     home: Path
+    holder: HolderId | None = None
     runs: list[RunId] = field(default_factory=list)
     processes: dict[AgentId, ProcessId] = field(default_factory=dict)
     offsets: dict[AgentId, int] = field(default_factory=dict)
@@ -77,9 +77,9 @@ class _Filled:
 def rows() -> list[Row]:
     begin = time.perf_counter()
     with make_scratch() as folder:
-        small, large = _Filled(folder / "small"), _Filled(folder / "large")
-        anyio.run(_fill, small, SMALL)
-        anyio.run(_fill, large, LARGE)
+        small, large = FilledStore(folder / "small"), FilledStore(folder / "large")
+        anyio.run(fill, small, SMALL)
+        anyio.run(fill, large, LARGE)
         told = time.perf_counter() - begin
         size = (large.home / DATABASE).stat().st_size
         print(f"large: filled in {told:.0f} s; {LARGE} runs take {size / 1e9:.2f} GB")
@@ -109,7 +109,7 @@ def _build_row(name: str, found: Rounds, what: str) -> Row:
 # -- reading
 
 
-async def _measure(small: _Filled, large: _Filled) -> Rounds:
+async def _measure(small: FilledStore, large: FilledStore) -> Rounds:
     calls: dict[str, Call] = {"runs": _read_newest_runs, "events": _read_last_events}
     found: Rounds = {f"{what} {size}": [] for what in calls for size in ("1k", "100k")}
     chance = random.Random(7)
@@ -131,18 +131,18 @@ async def _measure(small: _Filled, large: _Filled) -> Rounds:
     return found
 
 
-async def _read_newest_runs(store: SqliteStore, filled: _Filled, chance: random.Random) -> None:
+async def _read_newest_runs(store: SqliteStore, filled: FilledStore, chance: random.Random) -> None:
     page = await store.runs(limit=_PAGE)
     expect(len(page) == _PAGE and page[0].id == filled.runs[-1], "other runs came back")
 
 
-async def _read_last_events(store: SqliteStore, filled: _Filled, chance: random.Random) -> None:
+async def _read_last_events(store: SqliteStore, filled: FilledStore, chance: random.Random) -> None:
     run = chance.choice(filled.runs)
     events = await store.events(run=run, limit=_LAST, newest=True)
     expect(len(events) == _LAST and events[-1].run == run, "other events came back")
 
 
-async def _check(filled: _Filled) -> None:
+async def _check(filled: FilledStore) -> None:
     """Compare some runs, as the verbs return them, with what was written."""
     async with store_setup.open_store(filled.home) as store:
         newest = [run.id for run in await store.runs(limit=_PAGE)]
@@ -167,7 +167,8 @@ def _check_events(events: list[StoredEvent], begin: tuple[ProcessId, int]) -> No
 # -- filling
 
 
-async def _fill(filled: _Filled, count: int) -> None:
+async def fill(filled: FilledStore, count: int) -> None:
+    """Fill a new store with runs that have ended."""
     async with store_setup.open_store(filled.home) as store:
         agents = await store_setup.add_agents(store, AGENTS)
         await store_setup.accept_all(store, [Message(agent.id, "Task.") for agent in agents])
@@ -177,15 +178,21 @@ async def _fill(filled: _Filled, count: int) -> None:
             await store.open_process(claim, _make_process(process, claim.agent))
             await store.settle(claim, Finished(_read_now(), "cancelled", stop_reason="shutdown"))
             filled.processes[claim.agent], filled.offsets[claim.agent] = process, 0
+    filled.holder = holder.id
+    await fill_more(filled, count)
+
+
+async def fill_more(filled: FilledStore, count: int) -> None:
+    """Add runs to a store that `fill` has made."""
+    assert filled.holder
     connection = schema.connect(filled.home / DATABASE)
     connection.execute("PRAGMA synchronous = OFF")
-    start = Start(holder.id, store_setup.create_run)
     for some in _commit(count):
         connection.execute("BEGIN IMMEDIATE")
         for _ in range(some):
-            now = _read_now()
-            [started] = claims.start(connection, start, 1, None, now, _SETTINGS)
-            _fill_run(connection, started, filled)
+            tx = Transaction(connection, _read_now(), _SETTINGS)
+            [started] = claims.start(tx, filled.holder, store_setup.create_run)
+            _fill_run(tx, started, filled)
         connection.execute("COMMIT")
     connection.close()
 
@@ -195,7 +202,7 @@ def _commit(count: int) -> Iterator[int]:
         yield min(_RUNS_PER_COMMIT, count - done)
 
 
-def _fill_run(connection: Connection, started: Started, filled: _Filled) -> None:
+def _fill_run(tx: Transaction, started: Started, filled: FilledStore) -> None:
     """Run one item of a lane from the creation of its run to its end, and queue the next one."""
     claim, run = started.claim, started.run.id
     filled.runs.append(run)
@@ -203,17 +210,15 @@ def _fill_run(connection: Connection, started: Started, filled: _Filled) -> None
     for number, count in enumerate(_BATCHES):
         batch = _make_batch(filled, claim.agent, run, count, is_first=number == 0)
         encoded = runs.EncodedBatch.from_batch(batch, _SETTINGS.scrubber)
-        runs.append(connection, claim, encoded, _SETTINGS)
-    items.accept(
-        connection, store_setup.ids.make_item(), Message(claim.agent, "Task."), _read_now()
-    )
+        runs.append(tx, claim, encoded)
+    claims.accept(tx, store_setup.ids.make_item(), Message(claim.agent, "Task."), None)
     end = Finished(_read_now(), "completed", text="Done.")
     last = runs.LastWrites(end, None)
-    claims.settle(connection, claim, last, _read_now(), _SETTINGS, keep_warm=False)
+    claims.settle(tx, claim, last, keep_warm=False)
 
 
 def _make_batch(
-    filled: _Filled, agent: AgentId, run: RunId, count: int, *, is_first: bool
+    filled: FilledStore, agent: AgentId, run: RunId, count: int, *, is_first: bool
 ) -> Batch:
     process, offset = filled.processes[agent], filled.offsets[agent]
     events = _make_events(process, offset, count)

@@ -22,7 +22,7 @@ from bench import agent_lines
 from bench.contender_ours import check, read_stored, write_config
 from bench.measure import Row, expect, format_seconds, make_scratch
 from steadyrun.config import Config, load
-from steadyrun.drivers.launcher import PROCESSES
+from steadyrun.drivers.lineage import PROCESSES
 from steadyrun.library import RunHandle
 from steadyrun.model.event import StoredEvent, TextFinal
 

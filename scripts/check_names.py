@@ -3,7 +3,7 @@
 - No class or type alias is defined twice in the package.
 - Modules and classes are not named by a participle, an adverb or a preposition.
 - Functions and methods begin with a verb of `VERBS`, or with a prefix of `PREFIXES`.
-- A `Protocol` stands in a contract file, or has two implementations in the package.
+- A `Protocol` stands in a contract file, or has two implementations in the package or its tests.
 
 Names that follow another rule are listed here, each group with its reason.
 """
@@ -12,14 +12,25 @@ import ast
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path("src/steadyrun")
-CONTRACTS = {"dialect.py", "driver.py", "store.py"}
+TESTS = Path("tests")
+# Enough to need a Protocol outside of the contract files.
+IMPLEMENTATIONS = 2
+# What others implement: stores, providers and the harnesses of their conformance suites.
+CONTRACTS = {
+    PACKAGE / "dialect.py",
+    PACKAGE / "driver.py",
+    PACKAGE / "store.py",
+    PACKAGE / "testing/provider_conformance/harness.py",
+    PACKAGE / "testing/store_conformance/harness.py",
+}
 # Words that end like a participle and are nouns, and past participles that name a value: a change
 # or an event that has happened.
-NOUNS_BY_SIGHT = {"framing", "stopping", "embed", "feed", "seed", "shared", "scripted", "string"}
+NOUNS_BY_SIGHT = {
+    "briefing", "framing", "stopping", "feed", "scripted", "tuning",
+}  # fmt: skip
 NOT_NOUNS = {
     "about", "after", "again", "apart", "around", "aside", "before", "behind", "beside", "between",
     "beyond", "ever", "here", "kept", "known", "left", "live_again", "lost", "maybe", "never",
@@ -28,17 +39,9 @@ NOT_NOUNS = {
 }  # fmt: skip
 # A boolean, a conversion, a callback, a context or a decorated value.
 PREFIXES = {
-    "is", "are", "was", "has", "have", "had", "can", "may", "must", "needs", "should", "as", "at",
-    "by", "for", "from", "in", "next", "of", "on", "per", "to", "with", "without",
+    "is", "are", "was", "has", "can", "may", "must", "should", "as", "from", "next", "on", "to",
+    "with",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Definition:
-    """A name and the place where it is defined."""
-
-    name: str
-    where: str
 
 
 def main() -> int:
@@ -86,11 +89,13 @@ def _is_type_name(name: str) -> bool:
 
 
 def _find_wrong_nouns(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    errors = _find_errors(trees)
     for path, tree in trees.items():
         if not path.stem.startswith("__") and _is_no_noun(path.stem):
             yield f"{path}: the module's name is not a noun"
         for node in _classes(tree):
-            if _is_no_noun(_words(node.name)[-1]) and not _is_value(node):
+            is_exempt = node.name in errors or _is_value(node)
+            if _is_no_noun(_words(node.name)[-1]) and not is_exempt:
                 yield f"{path}:{node.lineno} class {node.name}: the name is not a noun"
 
 
@@ -103,13 +108,26 @@ def _is_no_noun(word: str) -> bool:
 
 def _is_value(node: ast.ClassDef) -> bool:
     """Whether the class is data: an event or a change is named by what has happened."""
-    bases = {ast.unparse(base).rsplit(".", 1)[-1] for base in node.bases}
-    is_error = any(base in ERRORS or base.endswith(("Error", "Exception")) for base in bases)
-    return is_error or bool(node.decorator_list) or any(_is_struct(base) for base in bases)
+    return bool(node.decorator_list) or any(_is_struct(base) for base in _bases(node))
 
 
 def _is_struct(base: str) -> bool:
     return base == "Struct" or base.startswith("_")
+
+
+def _find_errors(trees: dict[Path, ast.Module]) -> set[str]:
+    """The names of all error classes: an error is named by what happened."""
+    classes = [node for tree in trees.values() for node in _classes(tree)]
+    errors = {"Exception", "BaseException"}
+    while True:
+        found = {node.name for node in classes if errors & _bases(node)} | errors
+        if found == errors:
+            return errors
+        errors = found
+
+
+def _bases(node: ast.ClassDef) -> set[str]:
+    return {ast.unparse(base).split("[")[0].rsplit(".", 1)[-1] for base in node.bases}
 
 
 def _classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
@@ -152,18 +170,51 @@ def _is_exempt(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def _find_lone_protocols(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    classes = _read_classes(trees)
+    concrete = [node for node in classes.values() if not _is_protocol(node)]
     for path, tree in trees.items():
-        if path.name in CONTRACTS and path.parent == PACKAGE:
+        if path in CONTRACTS:
             continue
-        for node in _classes(tree):
-            is_protocol = any(ast.unparse(base).startswith("Protocol") for base in node.bases)
-            if is_protocol and node.name not in TWO_IMPLEMENTATIONS:
-                yield f"{path}:{node.lineno} Protocol {node.name} is in no contract file"
+        for node in filter(_is_protocol, _classes(tree)):
+            wanted = set(_members(node, {}))
+            found = sum(wanted <= set(_members(each, classes)) for each in concrete)
+            if found < IMPLEMENTATIONS:
+                yield (
+                    f"{path}:{node.lineno} Protocol {node.name} is in no contract file and has"
+                    f" {found} implementations"
+                )
 
 
-# Protocols outside the contract files; each has two implementations in the package or its tests.
-TWO_IMPLEMENTATIONS: dict[str, str] = {}
-ERRORS = {"SteadyrunError"}
+def _read_classes(trees: dict[Path, ast.Module]) -> dict[str, ast.ClassDef]:
+    """The classes of the package and of its tests by name."""
+    tests = [ast.parse(path.read_text("utf-8")) for path in TESTS.rglob("*.py")]
+    return {node.name: node for tree in (*tests, *trees.values()) for node in _classes(tree)}
+
+
+def _is_protocol(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).startswith("Protocol") for base in node.bases)
+
+
+def _members(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[str]:
+    """The methods and attributes of a class and of its bases in `classes`."""
+    for base in _bases(node) - {node.name}:
+        if base in classes:
+            yield from _members(classes[base], classes)
+    for each in ast.walk(node):
+        match each:
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.Assign(targets=[ast.Name(id=name)])
+                | ast.AnnAssign(target=ast.Name(id=name))
+            ) if each in node.body:
+                yield name
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
+            case _:
+                pass
+
+
 # Functions that are not named by a verb.
 NOUN_FUNCTIONS = {
     "abilities": "a reading of the Launcher contract",
@@ -186,35 +237,34 @@ NOUN_FUNCTIONS = {
     "up": "a command",
 }
 VERBS = {
-    "abandon", "abort", "absorb", "accept", "acquire", "act", "add", "adopt", "advance",
-    "align", "answer", "append", "apply", "approve", "ask", "attach", "attempt", "become",
-    "begin", "bind", "boot", "build", "call", "cancel", "cap", "carry", "catch", "change",
-    "check", "choose", "claim", "classify", "clean", "clear", "climb", "close", "coalesce",
-    "collect", "commit", "compact", "compute", "conclude", "confirm", "connect", "continue",
-    "copy", "count", "create", "cut", "decide", "decode", "delete", "deliver", "deny",
-    "deposit", "describe", "detach", "detect", "disconnect", "dispatch", "do", "doctor",
-    "drain", "drive", "drop", "emit", "encode", "end", "enforce", "escape", "estimate",
-    "exchange", "exit", "expand", "expect", "explain", "export", "extend", "extract", "fail",
-    "feed", "file", "fill", "find", "finish", "flush", "follow", "forget", "format", "free",
-    "generate", "get", "give", "greet", "group", "hand", "handle", "hash", "hold", "ignore",
-    "ingest",
-    "inspect", "interrupt", "intersect", "iter", "iterate", "join", "keep", "kill", "label",
-    "launch", "leave", "let", "limit", "link", "list", "load", "locate", "lock", "log", "look",
-    "main", "maintain", "make", "mark", "mask", "match", "measure", "merge", "migrate", "name",
-    "nest", "normalize", "note", "notify", "number", "offer", "open", "orphan", "pack", "pad",
-    "parse", "pass", "pause", "perform", "place", "plan", "play", "poll", "pop", "postpone",
-    "prepare", "print", "publish", "put", "query", "quote", "reach", "react", "read", "reap",
-    "recall", "receive", "recheck", "reconcile", "record", "recover", "refuse", "register",
-    "release", "remember", "remove", "repair", "repeat", "replace", "replay", "report",
-    "request", "requeue", "require", "reset", "resolve", "restart", "restore", "result",
-    "resume", "retire", "retry", "return", "reveal", "ring", "run", "sanitize", "save", "scrub",
-    "seal", "see", "select", "send", "serve", "set", "settle", "share", "shorten", "show",
-    "shut", "shutdown", "signal", "silence", "spawn", "spell", "split", "spool", "start",
-    "steer", "step", "stop", "store", "stream", "strip", "subscribe", "subtract", "suggest",
-    "summarize", "summon", "suspect", "sweep", "switch", "sync", "tail", "take", "tell", "tick",
-    "touch", "track", "transact", "truncate", "trust", "try", "tune", "unlock", "unwrap",
-    "update", "use", "validate", "wait", "wake", "walk", "watch", "withdraw", "work", "wrap",
-    "write",
+    "abandon", "abort", "absorb", "accept", "acquire", "act", "add", "adopt", "advance", "align",
+    "answer", "append", "apply", "approve", "ask", "attach", "attempt", "become", "begin", "bind",
+    "boot", "build", "call", "cancel", "cap", "carry", "catch", "change", "check", "choose",
+    "claim", "classify", "clean", "clear", "climb", "close", "coalesce", "collect", "commit",
+    "compact", "compute", "conclude", "confirm", "connect", "continue", "copy", "count", "create",
+    "cut", "decide", "decode", "delete", "deliver", "deny", "deposit", "describe", "detach",
+    "detect", "disconnect", "dispatch", "do", "doctor", "drain", "drive", "drop", "emit",
+    "encode", "end", "enforce", "escape", "estimate", "exchange", "exit", "expand", "expect",
+    "explain", "export", "extend", "extract", "fail", "feed", "fetch", "file", "fill", "find",
+    "finish", "flush", "follow", "forget", "format", "free", "generate", "get", "give", "greet",
+    "group", "hand", "handle", "hash", "hold", "ignore", "ingest", "inspect", "interrupt",
+    "intersect", "iter", "iterate", "join", "keep", "kill", "label", "launch", "leave", "let",
+    "limit", "link", "list", "load", "locate", "lock", "log", "look", "main", "maintain", "make",
+    "mark", "mask", "match", "measure", "merge", "migrate", "name", "nest", "normalize", "note",
+    "notify", "number", "offer", "open", "orphan", "pack", "pad", "parse", "pass", "pause",
+    "perform", "place", "plan", "play", "poll", "pop", "postpone", "prepare", "print", "prune",
+    "publish",
+    "put", "query", "quote", "reach", "react", "read", "reap", "recall", "receive", "recheck",
+    "reconcile", "record", "recover", "refuse", "register", "release", "remember", "remove",
+    "repair", "repeat", "replace", "replay", "report", "request", "requeue", "require", "reset",
+    "resolve", "restart", "restore", "result", "resume", "retire", "retry", "return", "reveal",
+    "ring", "run", "sanitize", "save", "scrub", "seal", "see", "select", "send", "serve", "set",
+    "settle", "share", "shorten", "show", "shut", "shutdown", "signal", "silence", "spawn",
+    "spell", "split", "spool", "start", "steer", "step", "stop", "store", "stream", "strip",
+    "subscribe", "subtract", "suggest", "summarize", "summon", "suspect", "sweep", "switch", "sync",
+    "tail", "take", "tick", "touch", "track", "transact", "translate", "truncate", "trust", "try",
+    "tune", "unlock", "unwrap", "update", "use", "validate", "wait", "wake", "walk", "watch",
+    "withdraw", "work", "wrap", "write",
 }  # fmt: skip
 
 if __name__ == "__main__":

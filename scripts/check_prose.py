@@ -13,7 +13,8 @@ from pathlib import Path
 
 BANNED = re.compile(
     r"\b(?:somebody|nobody|anybody|everybody|whoever|whomever|whom|someone|no one|who shall"
-    r"|meanwhile)\b",
+    r"|meanwhile|is told|hears|sits|dies|wants to|goes on by itself|knows that|turned down"
+    r"|taken back|all the same|in mid-turn)\b",
     re.IGNORECASE,
 )
 TREES = ("src", "tests", "bench", "scripts", "docs")
@@ -21,8 +22,9 @@ PAGES = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md")
 # Recorded traffic is what a CLI printed, and a licence is not ours to edit.
 EXEMPT = ("tests/recordings/claude", "tests/recordings/codex")
 LARGE_CLASS_LINES = 150
-# The value that a stored approval has in `by` if it was denied without a person.
-PUBLIC_VALUE = re.compile(r"[\"`]nobody[\"`]")
+# The value that a stored approval has in `by` if it was denied without a person, and a key in the
+# saved state of a Dialect.
+PUBLIC_VALUE = re.compile(r"[\"`](?:nobody|is_told)[\"`]")
 
 
 def main() -> int:

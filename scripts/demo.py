@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 
 from steadyrun.app.diagnostics import find_providers
 from steadyrun.app.operations import open_operations
 from steadyrun.config import Config, load, to_printable
 from steadyrun.errors import NameTaken, SteadyrunError
+from steadyrun.lib.atomic import make_private_directory
 from steadyrun.operations.agents import AddAgentRequest, add
 
 DEMO = "demo"
@@ -33,8 +35,8 @@ def main() -> None:
 
 
 async def _add_agent(config: Config) -> None:
-    directory = anyio.Path(config.locations.home / DEMO)
-    await directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = config.locations.home / DEMO
+    await anyio.to_thread.run_sync(make_private_directory, directory)
     async with open_operations(config) as context:
         try:
             await add(context, AddAgentRequest(name=DEMO, provider="scripted", home=str(directory)))

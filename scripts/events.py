@@ -102,9 +102,9 @@ def _fields(kind: type[Struct]) -> str:
 
 def _fields_or_twin(kind: type[Struct]) -> str:
     """Long lists of fields that events share are shown once."""
-    told = _fields(kind)
-    first = next(each for each in EVENT_TYPES if _fields(each) == told)
-    return told if first is kind or len(told) < _LONG else f"as {tag_of(first)}"
+    fields = _fields(kind)
+    first = next(each for each in EVENT_TYPES if _fields(each) == fields)
+    return fields if first is kind or len(fields) < _LONG else f"as {tag_of(first)}"
 
 
 def _parts() -> Iterator[type[Struct]]:

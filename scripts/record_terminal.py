@@ -165,7 +165,7 @@ def _environment() -> dict[str, str]:
 _HEAD = """\
 <svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" \
 viewBox="0 0 {width} {height}" role="img">
-<title>A terminal: the daemon is killed in the middle of a run, and the run goes on</title>
+<title>A terminal: the daemon is killed in the middle of a run, and the run continues</title>
 <style>
 text {{ font: 13px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }}
 text {{ animation: appear 0.01s both; }}

@@ -3,8 +3,8 @@
 Most of the time a test waits for the processes that it has started, so more workers than cores
 finish sooner. The files are handed out in batches, the longest first, so that all workers end at
 about the same time. `tests/durations.txt` has the measured seconds of the slow files; `--record`
-writes it anew. `--fast` runs only the quick files that start no daemon, with fewer examples of each
-property. All other arguments go to pytest.
+writes it again. `--fast` runs only the quick files that start no daemon, with fewer examples of
+each property. All other arguments go to pytest.
 """
 
 import argparse
@@ -28,6 +28,7 @@ FAST_SECONDS = 3.0
 FAST_FOLDERS = ("tests/unit/", "tests/properties/", "tests/recordings/", "tests/docs/")
 MEMORY_STORE = ["tests/conformance/test_stores.py", "-k", "Memory"]
 NO_TESTS_COLLECTED = 5
+SUMMARY = " short test summary info "
 OUTCOMES = ("passed", "failed", "errors", "skipped")
 
 
@@ -44,19 +45,21 @@ def main() -> int:
         batches.append(MEMORY_STORE)
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        code = _run_batches(batches, pytest_arguments, Path(folder), options.workers)
+        done = _run_batches(batches, pytest_arguments, Path(folder), options.workers)
         reports = [_read_report(file) for file in Path(folder).glob("*.xml")]
+    for line in _find_failures(done):
+        print(line)
     _print_sums(reports, time.monotonic() - start)
     if options.record:
         _record_durations(reports)
-    return code
+    return max(map(_find_code, done))
 
 
 def _parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description="Run the tests; other arguments go to pytest.")
     parser.add_argument("--fast", action="store_true", help="only the files that are quick")
     parser.add_argument("--workers", type=int, default=WORKERS, help="pytest processes at a time")
-    parser.add_argument("--record", action="store_true", help=f"write {DURATIONS.name} anew")
+    parser.add_argument("--record", action="store_true", help=f"write {DURATIONS.name} again")
     return parser.parse_known_args()
 
 
@@ -85,13 +88,14 @@ def _build_batches(files: Iterable[str], durations: Mapping[str, float]) -> Iter
 
 def _run_batches(
     batches: Sequence[Sequence[str]], arguments: Sequence[str], folder: Path, workers: int
-) -> int:
+) -> "list[subprocess.CompletedProcess[bytes]]":
+    """Run all batches and print the output of each one when it ends."""
     with ThreadPoolExecutor(workers) as pool:
         started = [
             pool.submit(_run_batch, files, arguments, folder / f"{number}.xml")
             for number, files in enumerate(batches)
         ]
-        return max(_print_output(future.result()) for future in as_completed(started))
+        return [_print_output(future.result()) for future in as_completed(started)]
 
 
 def _run_batch(
@@ -107,9 +111,23 @@ def _run_batch(
     )
 
 
-def _print_output(done: "subprocess.CompletedProcess[bytes]") -> int:
+def _print_output(
+    done: "subprocess.CompletedProcess[bytes]",
+) -> "subprocess.CompletedProcess[bytes]":
     sys.stdout.buffer.write(done.stdout)
     sys.stdout.buffer.flush()
+    return done
+
+
+def _find_failures(done: "Iterable[subprocess.CompletedProcess[bytes]]") -> Iterator[str]:
+    """Yield the lines of all summaries that name a failed test. The output of other batches has
+    moved them up, out of sight."""
+    for each in done:
+        _, _, summary = each.stdout.decode(errors="replace").rpartition(SUMMARY)
+        yield from (line for line in summary.splitlines() if line.startswith(("FAILED", "ERROR")))
+
+
+def _find_code(done: "subprocess.CompletedProcess[bytes]") -> int:
     # With `-k` a batch may have no test to run.
     return 0 if done.returncode == NO_TESTS_COLLECTED else abs(done.returncode)
 

@@ -18,3 +18,9 @@ settings.register_profile(
 settings.register_profile("fast", parent=settings.get_profile("steady"), max_examples=20)
 settings.register_profile("explore", parent=settings.get_profile("steady"), derandomize=False)
 settings.load_profile("steady")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop of asynchronous tests: the one that steadyrun uses."""
+    return "asyncio"

@@ -14,7 +14,7 @@ __all__ = ["__version__", "open"]
 
 def open(config: "Config | None" = None) -> "AbstractAsyncContextManager[Steadyrun]":  # noqa: A001
     """Open the home that the configuration names; see `steadyrun.library`."""
-    # Not above: every command imports this file, and most need nothing of this.
+    # Imported here, because every command imports this file and most do not need the library.
     from steadyrun.library import open_library  # noqa: PLC0415
 
     return open_library(config)

@@ -210,16 +210,22 @@ class TurnEnded(Struct, frozen=True):
     stop_reason: StopReason | None = None
 
 
+# The error code of a turn whose process the kernel has killed for lack of memory.
+OUT_OF_MEMORY = "out_of_memory"
+
+
 class ProcessExit(Struct, frozen=True):
     """How the process ended: its exit code or signal, and the end of its stderr.
 
-    `reason` is why steadyrun stopped the process. It is None if the process ended by itself.
+    `reason` is why steadyrun stopped the process. It is None if the process ended by itself. `oom`:
+    the kernel has killed it for lack of memory.
     """
 
     code: int | None = None
     signal: int | None = None
     reason: str | None = None
     stderr: str = ""
+    oom: bool = False
 
 
 class Program(Struct, frozen=True):
@@ -249,7 +255,14 @@ class ProducedImage(Struct, frozen=True):
     data: bytes
 
 
-DialectOutput = Event | TurnBegan | TurnEnded | Send | ProducedImage
+class CutOutput(Struct, frozen=True):
+    """Output whose text was cut at a limit. The cut may have left a part of a secret, so the driver
+    removes the end of `text` and of `tool_output` that may be one. A Dialect knows no secrets."""
+
+    output: Event | TurnEnded
+
+
+DialectOutput = Event | TurnBegan | TurnEnded | Send | ProducedImage | CutOutput
 
 
 class Dialect(Protocol):
@@ -275,13 +288,18 @@ class Dialect(Protocol):
     abilities: frozenset[Ability]
     # The default time limit of a turn; None is no limit.
     wall_seconds: float | None
-    # Everything the Dialect remembers, as a Struct. It is saved at the end of each turn and
+    # The whole state of the Dialect, as a Struct. It is saved at the end of each turn and
     # restored when another process takes over the CLI.
     state: Any
 
     @property
     def is_ready(self) -> bool:
         """Whether the process can begin a turn."""
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether `receive` takes a `PartFrame`. Without it, a line that is too long comes as a
+        `CutFrame`, whose raw bytes are shortened JSON."""
 
     @property
     def has_background(self) -> bool:

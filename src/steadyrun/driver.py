@@ -1,4 +1,4 @@
-"""The contract of a driver: how the runtime starts, drives and stops a provider process."""
+"""Defines the contract of a driver: how the runtime starts, drives and stops a process."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -41,6 +41,15 @@ class JournalBatch(Struct, frozen=True):
     has_more: bool = False
 
 
+class LaunchRecord(Struct, frozen=True):
+    """What the files of a process say: the request of its launch, whether it was launched for the
+    present generation of the store and not set aside, and the last turn that it was sent."""
+
+    request: LaunchRequest
+    is_of_store: bool = True
+    last_turn: str | None = None
+
+
 Sink = Callable[[JournalBatch], Awaitable[None]]
 
 
@@ -81,8 +90,9 @@ class Driver(Protocol):
         """Whether this turn was sent to the process, by this driver or an earlier one."""
 
     async def begin(self, turn: Turn, *, is_wanted: Callable[[], bool] = ...) -> bool:
-        """Open the conversation, wait until the CLI is ready, and send the turn if it is still
-        wanted. A turn is sent once: return False if it was sent before."""
+        """Open the conversation, wait until the CLI is ready, and send the turn unless it was
+        stopped by then. A turn is sent once: return False if it was sent before.
+        """
 
     async def steer(self, offer: Offer) -> Refused | None:
         """Offer a message to the open turn; events report the result."""
@@ -102,8 +112,31 @@ class Driver(Protocol):
         """End the process and its descendants; `follow` returns when they have ended."""
 
 
+class Remains(Protocol):
+    """The files of processes, which stay after their end."""
+
+    async def list_written(self) -> dict[ProcessId, datetime]:
+        """The processes whose files still exist, and when those were last written."""
+
+    async def list_unmarked(self) -> list[ProcessId]:
+        """The processes that have files and are not set aside."""
+
+    async def is_stray(self, process: ProcessId) -> bool:
+        """Whether a process that the store does not have is running, or was launched for another
+        generation of the store."""
+
+    async def mark_aside(self, process: ProcessId, why: str) -> None:
+        """Mark a process: its files are kept, and no holder reads them. `why` is a code."""
+
+    async def delete(self, process: ProcessId) -> bool:
+        """Delete the files of a process that has ended; return False if it is running."""
+
+
 class Launcher(Protocol):
-    """Starts processes, and takes over those that live or have unread output."""
+    """Starts processes, and takes over those that are running or have unread output."""
+
+    @property
+    def files(self) -> Remains: ...
 
     def find_abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:
         """The abilities of a provider, or of one that is started for a single turn; `NotFound` if
@@ -129,7 +162,7 @@ class Launcher(Protocol):
     async def launch(
         self, process: Process, request: LaunchRequest, *, env: Mapping[str, str]
     ) -> None:
-        """Start a process, or raise `LaunchFailed`. It lives until it is stopped. `env` is added to
+        """Start a process, or raise `LaunchFailed`. It runs until it is stopped. `env` is added to
         its environment."""
 
     def drive(
@@ -137,14 +170,15 @@ class Launcher(Protocol):
     ) -> AbstractAsyncContextManager[Driver]:
         """Claim the process and drive it. The end of the block releases it and does not end it."""
 
-    async def read_requests(self, processes: Sequence[Process]) -> dict[ProcessId, LaunchRequest]:
-        """The requests the processes were launched with; without those that never were."""
+    async def read_launches(self, processes: Sequence[Process]) -> dict[ProcessId, LaunchRecord]:
+        """How the processes were launched; without those that never were."""
 
     async def end(self, process: Process, *, holder: HolderId, fence: int) -> None:
         """End a process that cannot be driven, and its descendants. Its output is discarded."""
 
-    async def list_remains(self) -> dict[ProcessId, datetime]:
-        """The processes whose files still exist, and when those were last written."""
+    async def kill(self, process: Process) -> None:
+        """Kill the keeper of a process that has to end and whose keeper does not answer. The rest
+        of the process is ended when it is driven again."""
 
-    async def delete_remains(self, process: ProcessId) -> bool:
-        """Delete the files of a process that has ended; return False if it lives."""
+    async def end_any(self, process: ProcessId) -> None:
+        """End a process of which nothing but its id is known, whichever holder has claimed it."""

@@ -9,6 +9,7 @@ SteadyrunError
         RecordingInvalid         a file to replay is not a recording
         LaunchFailed             the provider's program could not be started
             KeeperFailed             the keeper ended before the start; try again
+        HomePathTooLong          the path of the home has too many bytes
         MessageTooLong           a message has too many bytes
         FileUnusable             a required file cannot be used as it is
     NotFound                 check the name; nothing was changed                       exit 3
@@ -23,17 +24,21 @@ SteadyrunError
         NameTaken                an agent of that name exists
         ChangeRefused            the step is not possible from the present state
         OffsetMismatch           continue to read from the stored offset
+        ConversationBusy         another run works in the conversation; try again later
         DaemonRunning            the home has a running daemon
     ProviderClosed           the gate of the provider is closed; wait until it opens   exit 6
     LeaseLost                stop; write nothing more                                  exit 5
         HolderGone               this process is not a holder any more; end it
     KeeperGone               adopt the process again, or treat it as ended             exit 1
+        KeeperSilent             the keeper is alive and does not answer; kill it to end the process
+    JournalPoisoned          read it no more; the item may be sent again by a person   exit 1
     RpcFailed                a call to another process failed                          exit 1
         RpcRefused               the answer is an error; see its number
         RpcTimeout               no answer in time; the call may still be executed     exit 7
         RpcClosed                the connection has ended; connect again, then check
     StartFailed              the daemon ended before it could answer; see its log      exit 1
     DaemonUnreachable        the call was not sent; start the daemon, then call again  exit 69
+        DaemonNotAnswering       the daemon runs but is stopped or hangs; continue or restart it
     VersionMismatch          the daemon has another version; restart it                exit 1
     StoreFailed              the store could not be read or written                    exit 1
         StoreBusy                another process locked the store too long; try again
@@ -98,6 +103,17 @@ class ConfigUntrusted(ConfigInvalid):
     code = "config_untrusted"
 
 
+class HomePathTooLong(InvalidUsage):
+    """The path of the home does not leave enough room for the files in it."""
+
+    code = "home_path_too_long"
+
+    def __init__(self, *, found: int, most: int, what: str = "the path of the home") -> None:
+        hint = "Set STEADYRUN_HOME to a shorter path."
+        super().__init__(f"{what} has {found} bytes, at most {most} are possible", hint=hint)
+        self.found, self.most = found, most
+
+
 class VariableUnset(InvalidUsage):
     """A `${VAR}` that is needed now has no value."""
 
@@ -138,10 +154,13 @@ class AbilityMissing(InvalidUsage):
 
 
 _LAUNCH_HINTS = {
-    "not_found": "Install it, or set providers.NAME.command in config.toml to where it is.",
+    "not_found": "Install it, or set providers.NAME.command in config.toml to its path.",
     "not_executable": "Make the file executable, or set providers.NAME.command to another one.",
-    "no_directory": "Make the directory, or name another one with --cwd.",
+    "no_directory": "Create the directory, or choose another one with --cwd.",
+    "too_long": "Put the text into a file, and name that.",
 }
+# The reasons that belong to one request, not to the machine.
+_OF_THE_REQUEST = frozenset({"no_directory", "too_long", "invalid"})
 
 
 class LaunchFailed(InvalidUsage):
@@ -155,6 +174,16 @@ class LaunchFailed(InvalidUsage):
             hint = hint.replace("Install it", f"Install it ({install})")
         super().__init__(f"cannot start {program}: {problem}", hint=hint)
         self.program, self.reason, self.problem = program, code, problem
+
+    def name_provider(self, provider: str) -> None:
+        """Write the name of the provider into the hint."""
+        self.hint = self.hint.replace("NAME", provider)
+
+    @property
+    def is_of_the_machine(self) -> bool:
+        """Whether any other launch of this provider fails as well, until the machine is changed:
+        the program is missing, or there is no memory, space or process left."""
+        return self.reason not in _OF_THE_REQUEST
 
 
 class KeeperFailed(LaunchFailed):
@@ -173,7 +202,7 @@ class MessageTooLong(InvalidUsage):
     code = "message_too_long"
 
     def __init__(self, *, found: int, most: int) -> None:
-        hint = "Put it into a file, and name that."
+        hint = "Put the text into a file, and give the path of the file."
         super().__init__(f"expected a text of at most {most} bytes, found {found}", hint=hint)
         self.found, self.most = found, most
 
@@ -215,7 +244,8 @@ class AgentHomeMissing(NotFound):
     code = "agent_home_missing"
 
     def __init__(self, agent: str, *, home: str) -> None:
-        super().__init__("directory", home, hint=f"It is the home of {agent}: make it, or set it.")
+        hint = f"It is the home of {agent}: create it, or set another home."
+        super().__init__("directory", home, hint=hint)
         self.agent, self.home = agent, home
 
 
@@ -243,7 +273,7 @@ class ReadOnly(NotAllowed):
 
     def __init__(self, agent: str) -> None:
         hint = f"Change [agents.{agent}] there: steadyrun config path"
-        super().__init__(f"{agent} is written in the configuration", hint=hint)
+        super().__init__(f"{agent} is defined in the configuration", hint=hint)
         self.agent = agent
 
 
@@ -253,7 +283,7 @@ class PathRefused(NotAllowed):
     code = "path_refused"
 
     def __init__(self, path: str, problem: str) -> None:
-        hint = "Name one inside, or open the directory to it."
+        hint = "Use a path inside the allowed directories, or add its directory to them."
         super().__init__(f"the path {path} is refused: {problem}", hint=hint)
         self.path, self.problem = path, problem
 
@@ -309,6 +339,20 @@ class OffsetMismatch(Conflict):
         self.process, self.stored, self.given = process, stored, given
 
 
+class ConversationBusy(Conflict):
+    """Another run works in the conversation: two at once would damage it."""
+
+    code = "conversation_busy"
+    retryable = True
+
+    def __init__(self, token: str) -> None:
+        super().__init__(
+            f"another process works in the conversation {token}",
+            hint="Wait until its run has ended and its process is closed, then try again.",
+        )
+        self.token = token
+
+
 class DaemonRunning(Conflict):
     """The home has a daemon already."""
 
@@ -330,7 +374,7 @@ class ProviderClosed(SteadyrunError):
     def __init__(self, provider: str, *, until: "datetime | None", reason: str | None) -> None:
         when = f" until {until:%Y-%m-%d %H:%M:%S %Z}" if until else ""
         super().__init__(
-            f"{provider} is closed{when}: {reason or 'it was rate limited'}",
+            f"the gate of {provider} is closed{when}: {reason or 'it was rate limited'}",
             hint="Try again then, or use another provider.",
         )
         self.provider, self.until, self.reason = provider, until, reason
@@ -343,7 +387,7 @@ class LeaseLost(SteadyrunError):
     code = "lease_lost"
 
     def __init__(self, agent: str, *, fence: int) -> None:
-        super().__init__(f"the claim on {agent} with fence {fence} is over")
+        super().__init__(f"the lease on {agent} with fence {fence} is not valid any more")
         self.agent, self.fence = agent, fence
 
 
@@ -355,7 +399,8 @@ class HolderGone(LeaseLost):
     def __init__(self, holder: str) -> None:
         SteadyrunError.__init__(
             self,
-            f"{holder} is no holder any more: its lock was released, and its lanes were taken over",
+            f"{holder} is not a holder any more: its lock was released, and its lanes were taken"
+            " over",
             hint="Start it again.",
         )
         self.agent, self.fence, self.holder = "", 0, holder
@@ -369,6 +414,30 @@ class KeeperGone(SteadyrunError):
     def __init__(self, process: str, *, found: str) -> None:
         super().__init__(f"the keeper of {process} cannot be reached: {found}")
         self.process, self.found = process, found
+
+
+class KeeperSilent(KeeperGone):
+    """The keeper of a process is running, but does not answer, although it was continued."""
+
+    code = "keeper_silent"
+
+    def __init__(self, process: str) -> None:
+        super().__init__(process, found="it does not answer")
+
+
+class JournalPoisoned(SteadyrunError):
+    """Several daemons ended while they read the output of a process. It is not read any more."""
+
+    code = "poisoned"
+
+    def __init__(self, process: str, *, offset: int, crashes: int) -> None:
+        super().__init__(
+            f"{crashes} daemons ended while they read {process}, after offset {offset} of its"
+            " output",
+            hint="The process is not used any more; its files are kept. Send the item again:"
+            " steadyrun retry ITEM",
+        )
+        self.process, self.offset, self.crashes = process, offset, crashes
 
 
 class RpcFailed(SteadyrunError):
@@ -393,8 +462,8 @@ class RpcTimeout(RpcFailed):
     exit_code = 7
     code = "rpc_timeout"
 
-    def __init__(self, method: str, *, seconds: float) -> None:
-        super().__init__(f"no answer to {method} within {seconds:g} seconds")
+    def __init__(self, method: str, *, seconds: float, hint: str = "") -> None:
+        super().__init__(f"no answer to {method} within {seconds:g} seconds", hint=hint)
         self.method, self.seconds = method, seconds
 
 
@@ -413,32 +482,57 @@ class StartFailed(SteadyrunError):
 
     code = "start_failed"
 
-    def __init__(self, said: str, *, log: "Path", code: int | None) -> None:
+    def __init__(self, output: str, *, log: "Path", code: int | None) -> None:
         how = "does not answer" if code is None else f"ended with code {code}"
-        super().__init__(f"the daemon {how}: {said}", hint=f"All it said is in {log}")
-        self.said, self.log, self.exited = said, log, code
+        super().__init__(f"the daemon {how}: {output}", hint=f"Its whole output is in {log}")
+        self.output, self.log, self.exited = output, log, code
 
 
 class DaemonUnreachable(SteadyrunError):
-    """No daemon answers; nothing was asked of it."""
+    """No daemon answers. The operation was not sent."""
 
     exit_code = 69
     code = "daemon_unreachable"
 
-    def __init__(self, home: "Path", *, found: str) -> None:
-        super().__init__(f"no daemon answers for {home}: {found}", hint="Start one: steadyrun up")
+    def __init__(self, home: "Path", *, found: str, hint: str = "Start one: steadyrun up") -> None:
+        super().__init__(f"no daemon answers for {home}: {found}", hint=hint)
         self.home, self.found = home, found
 
 
+class DaemonNotAnswering(DaemonUnreachable):
+    """A daemon runs, but does not answer; nothing was asked of it."""
+
+    code = "daemon_not_answering"
+
+    def __init__(self, home: "Path", *, pid: int | None, is_stopped: bool, found: str) -> None:
+        who = "the daemon" if pid is None else f"the daemon {pid}"
+        why = f"it is stopped ({found})" if is_stopped else found
+        SteadyrunError.__init__(
+            self,
+            f"{who} of {home} does not answer: {why}",
+            hint=describe_silent_daemon(pid, is_stopped=is_stopped),
+        )
+        self.home, self.found, self.pid, self.is_stopped = home, found, pid, is_stopped
+
+
+def describe_silent_daemon(pid: int | None, *, is_stopped: bool) -> str:
+    """What a user can do about a daemon that does not answer."""
+    if pid is None:
+        return "Look at its log and its state: steadyrun doctor"
+    if is_stopped:
+        return f"Continue it: kill -CONT {pid}"
+    return f"Look at its log. To end it: kill {pid}, then kill -KILL {pid}; its runs continue."
+
+
 class VersionMismatch(SteadyrunError):
-    """The daemon speaks another version; nothing was asked of it."""
+    """The daemon has another version. The operation was not sent."""
 
     code = "version_mismatch"
 
     def __init__(self, *, daemon: str, ours: str) -> None:
         super().__init__(
             f"the daemon is steadyrun {daemon}, this command is {ours}",
-            hint="Start it anew with this version: steadyrun down, then steadyrun up",
+            hint="Restart the daemon with this version: steadyrun down, then steadyrun up",
         )
         self.daemon, self.ours = daemon, ours
 
@@ -454,7 +548,7 @@ class StoreFailed(SteadyrunError):
 
 
 class StoreBusy(StoreFailed):
-    """Another process held the store longer than we wait."""
+    """Another process held the store longer than the time limit."""
 
     code = "store_busy"
     retryable = True
@@ -474,19 +568,19 @@ class StoreUnusable(StoreFailed):
 
 
 class StoreForeign(StoreFailed):
-    """A database, but not one of ours."""
+    """A database of another program."""
 
     code = "store_foreign"
 
 
 class StoreFromFuture(StoreFailed):
-    """Written by a later version; opening it could lose what this one does not know."""
+    """Written by a later version; this version could lose data that it does not support."""
 
     code = "store_from_future"
 
     def __init__(self, path: "Path", *, found: int, known: int) -> None:
         super().__init__(
-            f"the store has version {found}, this steadyrun knows up to {known}",
+            f"the store has version {found}, this version of steadyrun supports up to {known}",
             path=path,
             hint="Upgrade steadyrun, or point STEADYRUN_HOME at another directory.",
         )

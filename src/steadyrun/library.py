@@ -11,7 +11,7 @@ opens the same home takes them over.
 """
 
 import contextlib
-import platform
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -22,12 +22,11 @@ import anyio.to_thread
 from msgspec import Struct
 
 from steadyrun.app.operations import build_context
-from steadyrun.app.runtime import open_runtime
+from steadyrun.app.runtime import open_direct_runs
 from steadyrun.config import Config, load
 from steadyrun.dialect import Refused, Verdict
-from steadyrun.errors import AbilityMissing, Conflict, NotFound
+from steadyrun.errors import AbilityMissing, Conflict, NotAllowed, NotFound
 from steadyrun.lib.safe_paths import resolve_directory
-from steadyrun.lib.task_group import task_group
 from steadyrun.model.approval import ApprovalAnswer, build_approval_id
 from steadyrun.model.event import (
     FollowupAbsorbed,
@@ -41,20 +40,19 @@ from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Message
 from steadyrun.model.run import Run
 from steadyrun.model.usage import Cost
-from steadyrun.operations.approvals import answer_approval
+from steadyrun.operations.access.caller import name_user, require_person
+from steadyrun.operations.approvals import BY_PROGRAM, answer_approval, find_and_answer
 from steadyrun.operations.documents import ApprovalDocument
-from steadyrun.operations.lookup import find_approval
 from steadyrun.operations.views import build_approval_documents
 from steadyrun.runtime.direct_runs import DirectRuns
 from steadyrun.runtime.events.stream import RUN_END_EVENTS, stream_run
 from steadyrun.runtime.run.options import RunOptions, validate_options
-from steadyrun.runtime.run.request import build_direct_run, validate_prompt
+from steadyrun.runtime.run.request import build_direct_agent, validate_prompt
 from steadyrun.store import PAGE, follow
 
 # How long the holder of a run may take to accept a message.
 ANSWER_SECONDS = 30.0
-# The name under which a program answers approvals, unless it gives another.
-BY_LIBRARY = "library"
+_ANSWERING = "answer approval requests"
 
 
 class Offered(Struct, frozen=True):
@@ -73,7 +71,7 @@ class Steadyrun:
     async def start(
         self, prompt: str, *, provider: str, cwd: str | Path = ".", **options: Unpack[RunOptions]
     ) -> "RunHandle":
-        """Start a run that belongs to no agent, and return at once."""
+        """Start a run that belongs to no agent. Returns when its process is launched."""
         return await self._begin(prompt, provider, cwd, options)
 
     async def summon(
@@ -104,10 +102,8 @@ class Steadyrun:
         validate_options(options)
         home = str(await anyio.to_thread.run_sync(resolve_directory, cwd))
         new_run = self._deps.ids.make_run()
-        new_agent, request = await build_direct_run(
-            self._deps, new_run, provider, home, options, role
-        )
-        await self._runs.start(new_agent, new_run, prompt, request)
+        agent = await build_direct_agent(self._deps, new_run, provider, home, options, role)
+        await self._runs.start(agent, new_run, prompt, options)
         return RunHandle(self._runs, new_run)
 
     async def run(self, run: str) -> "RunHandle":
@@ -116,8 +112,11 @@ class Steadyrun:
 
     async def costs(self, runs: Iterable[str]) -> dict[str, Cost]:
         """Return the costs of runs; unknown ids are omitted."""
-        found = await self._deps.store.run_costs([RunId(run) for run in runs])
-        return {str(run): cost for run, cost in found.items()}
+        found = {}
+        for run in runs:
+            with contextlib.suppress(NotFound):
+                found[run] = (await self._deps.store.run(RunId(run))).cost
+        return found
 
     async def approvals(
         self, *, include_settled: bool = False, limit: int = PAGE
@@ -135,19 +134,20 @@ class Steadyrun:
         reason: str = "",
         always: bool = False,
         provider: str | None = None,
-        by: str = BY_LIBRARY,
+        by: str = BY_PROGRAM,
     ) -> ApprovalDocument:
-        """Answer an approval of any run of this home, by its id or the beginning or end of it.
+        """Answer an approval of any run of this home, by its id, the beginning or end of it, or
+        `RUN:NAME` with the run and the `approval` of an `approval.requested` event.
 
         `provider` names the provider to continue with after an agent has spent its budget. Raises
-        `Conflict` if the approval is answered or has expired, `NotAllowed` if `by` is no approver.
+        `Conflict` if the approval is answered or has expired, `NotAllowed` if `by` is no approver
+        or this program was started by an agent.
         """
-        store, now = self._deps.store, self._deps.clock.now()
+        require_person(self._deps.home, _ANSWERING)
+        _check_author(by)
+        now = self._deps.clock.now()
         answer = ApprovalAnswer(allow, by, now, reason, always and allow, provider=provider)
-        known = await find_approval(store, approval)
-        answered = await answer_approval(build_context(self._deps), known, answer)
-        [document] = await build_approval_documents(store, [answered])
-        return document
+        return await find_and_answer(build_context(self._deps), approval, answer)
 
 
 class RunHandle:
@@ -177,9 +177,13 @@ class RunHandle:
         accepted = await self._store.accept(Message(run.agent, text))
         return await self._wait_for_outcome(accepted.item.id, run)
 
-    async def decide(self, approval: str, verdict: Verdict, *, by: str = BY_LIBRARY) -> None:
+    async def decide(self, approval: str, verdict: Verdict, *, by: str = BY_PROGRAM) -> None:
         """Answer an approval of the run, by the name in its event. The first answer counts; a late
-        answer, or one to an unknown approval, has no effect."""
+        answer, or one to an unknown approval, has no effect. A program that was started by an agent
+        can only deny."""
+        if verdict.is_allowed:
+            require_person(self._runs.deps.home, _ANSWERING)
+        _check_author(by)
         run = await self._store.run(self.id)
         if verdict.input is not None:
             abilities = self._runs.deps.launcher.find_abilities(run.provider)
@@ -221,6 +225,9 @@ class RunHandle:
 
     async def _stream_stored(self) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
         run = await self._store.run(self.id)
+        if run.events_pruned:
+            # The last event, which ends the stream, is gone.
+            return
         async with aclosing(follow(self._store, agent=run.agent, run=self.id)) as events:
             async for event in events:
                 yield event
@@ -268,15 +275,15 @@ class RunHandle:
         return await self._find_outcome(item, run) or Refused(why)
 
 
+def _check_author(name: str) -> None:
+    """A program chooses the name of an author, except that of another user of this machine."""
+    if name.startswith("cli:") and name != name_user(os.geteuid()):
+        raise NotAllowed(f"a program of {name_user(os.geteuid())} cannot answer as {name}")
+
+
 @asynccontextmanager
 async def open_library(config: Config | None = None) -> AsyncIterator[Steadyrun]:
     """Open the home of the configuration, and take over direct runs whose holder has ended."""
-    config = config or load()
-    async with (
-        open_runtime(config, kind="library", machine=platform.node()) as deps,
-        task_group() as tasks,
-    ):
-        runs = DirectRuns(deps, tasks)
+    async with open_direct_runs(config or load(), kind="library") as runs:
         await runs.adopt_all()
         yield Steadyrun(runs)
-        tasks.cancel_scope.cancel()

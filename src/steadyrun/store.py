@@ -30,13 +30,16 @@ from steadyrun.model.gate import Accounts, Gate, GateReport
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Lease, Message
 from steadyrun.model.process import Process
+from steadyrun.model.retention import PrunePosition, PruneStep, RetentionLimits
 from steadyrun.model.run import Created, Run, RunChange
-from steadyrun.model.session import ResumeToken, Session
-from steadyrun.model.usage import Cost, UsageSum
+from steadyrun.model.session import Session
+from steadyrun.model.usage import UsageSum
 
 # How long the key of an accepted message is kept.
 DEDUP_RETENTION = timedelta(days=14)
 PAGE = 500
+# The key of the name of the store's generation, which a restore changes. The first one has no name.
+GENERATION = "generation"
 # The most text that is offered to a run at once.
 MAX_OFFER_BYTES = 64 * 1024
 
@@ -44,6 +47,7 @@ Grouping = Literal["agent", "provider", "model", "day"]
 # "idle": nothing is queued. "ready": an item can be claimed. "held": an item runs. "warm": the
 # holder keeps only a process.
 LaneStatus = Literal["idle", "ready", "held", "warm"]
+OfferOutcome = Literal["absorbed", "returned"]
 
 
 class Holder(Struct, frozen=True):
@@ -139,7 +143,7 @@ class AgentOverview(Struct, frozen=True):
 
 
 class LaneSnapshot(Struct, frozen=True):
-    """What a worker needs in order to go on with a lane and a process that it did not start."""
+    """What a worker needs to continue with a lane and a process that it did not start."""
 
     run: Run | None
     # With the provider of the run, else of the newest open process, else of the agent's first one.
@@ -164,6 +168,15 @@ class PendingRequests(Struct, frozen=True):
     answers: tuple[Approval, ...] = ()
 
 
+class AnswerEffects(Struct, frozen=True):
+    """What changes together with an answer: values under keys, an agent (the new one, and the one
+    that was read), and an item that is cancelled for the reason of the answer."""
+
+    values: Mapping[str, bytes] = {}
+    agent: tuple[Agent, Agent] | None = None
+    cancels: ItemId | None = None
+
+
 class AgentStore(Protocol):
     """Agents, their sessions with providers, and whether their lanes are paused."""
 
@@ -172,7 +185,7 @@ class AgentStore(Protocol):
 
     async def set_agent(self, agent: Agent, *, was: Agent) -> None:
         """Replace the stored agent `was` by `agent`; `ChangeRefused` if the stored agent is no
-        longer `was`. A run in progress goes on as it was started."""
+        longer `was`. A run in progress continues with the old settings."""
 
     async def remove_agent(self, agent: AgentId) -> None:
         """Remove an agent whose lane is idle, else `ChangeRefused`. Its record stays, and it can
@@ -184,11 +197,15 @@ class AgentStore(Protocol):
     async def agents(self) -> list[Agent]:
         """The lasting agents by name."""
 
-    async def session(self, agent: AgentId, provider: str) -> Session | None:
-        """The agent's conversation with that provider, if there is one."""
-
-    async def token(self, provider: str, token: str) -> ResumeToken | None:
-        """The token, if it is the present one of any agent's session."""
+    async def sessions(
+        self,
+        agent: AgentId | None = None,
+        *,
+        provider: str | None = None,
+        token: str | None = None,
+    ) -> dict[str, Session]:
+        """Sessions by their provider: of that agent, with that provider, with that present token.
+        If several agents have one with a provider, that of the newest agent is returned."""
 
     async def retire_token(self, lease: Lease, provider: str, reason: str) -> None:
         """Move the present token of the session to its history, with the reason. The session has no
@@ -197,15 +214,12 @@ class AgentStore(Protocol):
     async def lane(self, agent: AgentId) -> Lane:
         """The lane of the agent, else `NotFound`."""
 
-    async def pause(self, agent: AgentId) -> None:
-        """Let no item of this lane be started until `resume`; a run in progress goes on.
+    async def set_paused(self, agent: AgentId, *, is_paused: bool) -> None:
+        """Set whether the items of this lane wait; a run in progress continues.
 
         A run that ends for a budget, and a question about a budget, pause the lane in their own
         transaction. The answer to that question resumes the lane unless it was also paused by this
         verb."""
-
-    async def resume(self, agent: AgentId) -> None:
-        """Let the items of this lane be started again."""
 
 
 class QueueStore(Protocol):
@@ -291,10 +305,6 @@ class QueueStore(Protocol):
         """Add an agent, accept its first message and start it, in one transaction.
         `ChangeRefused` if the gates of all its providers are closed."""
 
-    async def start_unprompted(self, lease: Lease, message: Message) -> Claim:
-        """Run an item for a turn that the process of a warm lane has begun by itself (kind "self").
-        It runs before what is queued, also if the lane is paused or the gate is closed."""
-
     async def release_lane(self, lease: Lease) -> None:
         """Give up a warm lane: it is ready if an item is queued, else idle. `ChangeRefused` if an
         item runs in it by now."""
@@ -323,11 +333,8 @@ class RunStore(Protocol):
     async def close_process(self, lease: Lease, process: ProcessId) -> None:
         """Note that a process has ended. The first time is kept."""
 
-    async def process(self, process: ProcessId) -> Process:
-        """The process, else `NotFound`."""
-
-    async def open_processes(self, agent: AgentId | None = None) -> list[Process]:
-        """The processes that were not closed, oldest first."""
+    async def processes(self, ids: Collection[ProcessId] | None = None) -> list[Process]:
+        """Those of these processes that are stored, or all that were not closed; oldest first."""
 
     async def pending_requests(self, holder: HolderId) -> list[PendingRequests]:
         """The requests to this holder, for those of its lanes in which an item runs."""
@@ -341,21 +348,20 @@ class RunStore(Protocol):
         texts have `max_bytes` together at most, but the first is offered at any length.
         """
 
-    async def absorb(self, claim: Claim, item: ItemId) -> None:
-        """The claim's run has taken an offered follow-up; the item ends with the run."""
+    async def close_offer(self, claim: Claim, item: ItemId, outcome: OfferOutcome) -> None:
+        """Store what became of an offered follow-up. `absorbed`: the claim's run has taken it, and
+        the item ends with the run. `returned`: the item is queued again in its old place, and is
+        not offered any more."""
 
-    async def return_offer(self, claim: Claim, item: ItemId) -> None:
-        """The claim's run has not taken an offered follow-up: the item is queued again in its old
-        place, `returned`."""
-
-    async def continue_with(self, claim: Claim, to: ItemId | Message) -> Claim:
-        """Settle the claim's item, whose run has ended, and run another item under the same fence,
-        in one transaction: the CLI has begun the turn of that item already.
+    async def continue_with(self, lease: Lease, to: ItemId | Message) -> Claim:
+        """Run the item of a turn that the CLI has begun already, under the same fence. It runs
+        before what is queued, also if the lane is paused or the gate is closed.
 
         `to` is an offered follow-up, or a message for a turn that the process has begun by itself
-        (kind "self"). What the run absorbed is settled with it; other offers stay for the next run.
-        The lane stays held in between. The old claim can settle, retry and create nothing any more:
-        `ChangeRefused`.
+        (kind "self"). With a `Claim`, its item, whose run has ended, is settled in the same
+        transaction, and the lane stays held in between. What the run absorbed is settled with it;
+        other offers stay for the next run. The old claim can settle, retry and create nothing any
+        more: `ChangeRefused`. With a `Lease`, the lane must be warm: it has no offers.
         """
 
     async def retry(self, claim: Claim, *, spends: bool) -> Claim:
@@ -394,9 +400,9 @@ class EventStore(Protocol):
     async def append(self, lease: Lease, batch: Batch) -> AppendResult:
         """Write a batch if it begins where the record of its process ends.
 
-        A repeated batch is written once: events wholly before the stored offset, and events of ours
-        whose number is stored, are left out. Any other position is `OffsetMismatch`. A run that has
-        ended takes no more events: `ChangeRefused`.
+        A repeated batch is written once: events wholly before the stored offset, and events of the
+        runtime whose number is stored, are left out. Any other position is `OffsetMismatch`. A run
+        that has ended takes no more events: `ChangeRefused`.
         """
 
     async def events(
@@ -409,16 +415,20 @@ class EventStore(Protocol):
         newest: bool = False,
     ) -> list[StoredEvent]:
         """The first events with a higher cursor, or the newest of them; oldest first. Of a run, of
-        an agent or of all."""
+        an agent or of all. If they are large, there may be fewer than `limit` of the first ones,
+        but none only if there are none."""
 
 
 class ApprovalStore(Protocol):
     """Questions to persons. `append` stores and settles them; the end of a run withdraws its
     questions about tools, and the removal of an agent withdraws the others."""
 
-    async def answer(self, approval: ApprovalId, answer: ApprovalAnswer) -> Approval:
-        """Answer an open question. The same answer again changes nothing; any other answer, or one
-        to a settled question, is `ChangeRefused`: the first answer counts.
+    async def answer(
+        self, approval: ApprovalId, answer: ApprovalAnswer, effects: AnswerEffects | None = None
+    ) -> Approval:
+        """Answer an open question, with its effects, in one transaction. The same answer again
+        changes nothing; any other answer, or one to a settled question, is `ChangeRefused` and has
+        no effect: the first answer counts.
 
         An answer about a budget settles the question and is an event of the agent. If it allows
         more, the lane may be claimed again."""
@@ -442,14 +452,14 @@ class GateStore(Protocol):
     """The gates of providers: whether runs may be sent to an account."""
 
     async def update_gate(
-        self, provider: str, news: GateReport, *, account: str | None = None
+        self, provider: str, report: GateReport, *, account: str | None = None
     ) -> Gate:
-        """Report news to the gate of an account, or of the present account; `step_gate` decides
+        """Update the gate of an account, or of the present account; `step_gate` decides
         what becomes of the gate. A change is an event of no agent, in the same transaction. A run
         that begins or ends reports to the gate of its account in its own transaction."""
 
     async def gates(self, *, include_others: bool = False) -> list[Gate]:
-        """The gates of the present accounts that have ever had news, or of all accounts."""
+        """The gates of the present accounts that were ever updated, or of all accounts."""
 
 
 class ReadViews(Protocol):
@@ -466,15 +476,7 @@ class ReadViews(Protocol):
         """A snapshot of each of these lanes and of a run of its agent; `NotFound` for an agent or
         a run that is not stored."""
 
-    async def run_costs(self, runs: Collection[RunId]) -> dict[RunId, Cost]:
-        """The cost of each of these runs; runs that are not stored are left out."""
-
     async def usage(
-        self, *, agent: AgentId | None = None, since: datetime | None = None
-    ) -> UsageSum:
-        """Totals over the runs created since then."""
-
-    async def usage_by(
         self,
         by: Grouping,
         *,
@@ -482,8 +484,9 @@ class ReadViews(Protocol):
         since: datetime | None = None,
         zone: tzinfo = UTC,
     ) -> dict[str, UsageSum]:
-        """Totals for each name of the grouping. The empty name has the runs of direct agents, or
-        the runs without a model. A day is a date in the zone."""
+        """Totals over the runs created since then, for each name of the grouping. The empty name
+        has the runs of direct agents, or the runs without a model. A day is a date in the zone;
+        `add_up` adds up the totals."""
 
 
 class KeyValueStore(Protocol):
@@ -513,8 +516,49 @@ class Store(
     # As this process is configured: a run for a provider passes the gate of this account.
     accounts: Accounts
 
+    def take_commit_seconds(self) -> float:
+        """How long the longest commit since the last call took, or takes if it is not done yet. A
+        store without commits returns 0."""
+
     async def close(self) -> None:
         """Finish the writes that have begun and free all resources. Closing twice is allowed."""
+
+
+class Maintenance(Protocol):
+    """Deletes what is old, in the background. No run needs these verbs.
+
+    Each call is one short write, so that other writers wait only for a moment."""
+
+    async def prune(
+        self,
+        limits: RetentionLimits,
+        position: PrunePosition | None = None,
+        *,
+        is_dry: bool = False,
+    ) -> PruneStep:
+        """Do one step of a pruning; with `is_dry`, only count. Call it again with the position of
+        the answer until there is none. A pruning that was cut off is begun again.
+
+        Events are deleted by whole runs, from an agent's first event on, up to the first run that
+        is kept: one that has not ended, has an unsettled question, belongs to an unsettled item,
+        or has an event or a beginning after the limit. Events of no run are deleted with what
+        surrounds them. The last event of all is kept, numbers and cursors are never used again,
+        and counts and costs of runs do not change.
+
+        Texts are the text of a run that ended before the limit, and the text and the reply of an
+        item that was settled before it. Run and item stay, and note that they were pruned.
+        """
+
+    async def pruned_to(self, agent: AgentId | None = None) -> int:
+        """The cursor of the last event that was pruned, of an agent or of all; 0: none was."""
+
+    async def release_space(self) -> int:
+        """Give a part of the space that is free inside the store back to the file system. Returns
+        how many bytes are left to give back; 0 also if the store cannot give back any."""
+
+
+class MaintainedStore(Store, Maintenance, Protocol):
+    """A store together with its maintenance: what every engine is."""
 
 
 async def follow(

@@ -38,7 +38,7 @@ async def steer(scene: Scenario) -> None:
 async def steer_at_the_end(scene: Scenario) -> None:
     """Say something when the last step of a turn has begun: it becomes a turn of its own."""
     name = scene.dice.choice(SCRIPTED)
-    await scene.until_running(await scene.send(prompts.lingers, name))
+    await scene.until_running(await scene.send(prompts.wait_after_last_step, name))
     await scene.send(prompts.says, name)
     await scene.send(prompts.works, name)
 
@@ -54,7 +54,7 @@ async def steer_and_cancel(scene: Scenario) -> None:
 
 
 async def cancel_deaf(scene: Scenario) -> None:
-    deaf = await scene.send(prompts.is_deaf, on_lost="resume", is_endless=True)
+    deaf = await scene.send(prompts.ignore_interrupts, on_lost="resume", is_endless=True)
     await scene.until_running(deaf)
     await scene.cancel(deaf)
 
@@ -85,16 +85,16 @@ async def be_limited(scene: Scenario) -> None:
 
 
 async def go_on(scene: Scenario) -> None:
-    await scene.send(prompts.goes_on)
+    await scene.send(prompts.continue_unprompted)
     await steer_at_the_end(scene)
 
 
 async def wake(scene: Scenario) -> None:
-    await scene.send(prompts.wakes)
+    await scene.send(prompts.wake_later)
 
 
 async def murmur(scene: Scenario) -> None:
-    await scene.send(prompts.murmurs)
+    await scene.send(prompts.print_deltas)
 
 
 async def use_shell(scene: Scenario) -> None:
@@ -102,14 +102,14 @@ async def use_shell(scene: Scenario) -> None:
 
 
 async def relaunch(scene: Scenario) -> None:
-    """The process that waits is not of today any more: there has to be another one."""
+    """Change the agent, so that its idle process has to be replaced."""
     name = scene.dice.choice(SCRIPTED)
     await scene.change_agent(name)
     await scene.send(prompts.says, name, way="store")
 
 
 async def forget(scene: Scenario) -> None:
-    """A new process is to go on with a conversation that is not there."""
+    """Continue a conversation that does not exist any more, in a new process."""
     name = scene.dice.choice(SCRIPTED)
     await scene.until_settled(await scene.send(prompts.says, name, way="store"))
     await scene.forget(name)
@@ -118,7 +118,7 @@ async def forget(scene: Scenario) -> None:
 
 
 async def lose_home(scene: Scenario) -> None:
-    """A run that cannot be launched ends all the same."""
+    """A run that cannot be launched still ends."""
     await scene.change_agent(HOMELESS)
     folder, gone = scene.place / HOMELESS, scene.place / "gone"
     folder.rename(gone)
@@ -133,13 +133,13 @@ async def manage(scene: Scenario) -> None:
 
 
 async def end(scene: Scenario) -> None:
-    """The daemon is told to end while something runs."""
+    """Stop the daemon while a run is active."""
     await scene.send(prompts.lasts)
     await scene.stop_daemon()
 
 
-async def leave_letters(scene: Scenario) -> None:
-    """Nothing to do: they lie there since before the daemon was started."""
+async def leave_spooled_calls(scene: Scenario) -> None:
+    """Do nothing: the calls were spooled before the daemon was started."""
 
 
 ACTIONS: dict[str, Action] = {
@@ -147,8 +147,7 @@ ACTIONS: dict[str, Action] = {
     "add_agent": manage,
     "set_agent": manage,
     "remove_agent": manage,
-    "pause": manage,
-    "resume": manage,
+    "set_paused": manage,
     "cancel": cancel_queued,
     "start": say,
     "settle warm": say,
@@ -162,13 +161,13 @@ ACTIONS: dict[str, Action] = {
     "close_process": fill_up,
     "settle": use_shell,
     "offer_followups": steer,
-    "absorb": steer,
+    "close_offer absorbed": steer,
     "append absorbed": steer,
     "send offer": steer,
     "continue_with": go_on,
-    "start_unprompted": wake,
+    "continue_with warm": wake,
     "append returned": steer_and_cancel,
-    "return_offer": steer_and_cancel,
+    "close_offer returned": steer_and_cancel,
     "send recall": steer_and_cancel,
     "send interrupt": steer_and_cancel,
     "link stop": cancel_deaf,
@@ -182,7 +181,7 @@ ACTIONS: dict[str, Action] = {
     "update_gate": be_limited,
     "append offset": murmur,
     "leave": end,
-    "letter": leave_letters,
+    "letter": leave_spooled_calls,
 }
 # What to do where chance decides.
 ANY: tuple[Action, ...] = (

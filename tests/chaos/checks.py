@@ -3,8 +3,8 @@
 import os
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,19 +25,20 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.runtime.events.stream import RUN_END_EVENTS
 from steadyrun.store import Holder, Lane
-from tests.chaos.scenario import Scenario, Sent
+from tests.chaos.forked_daemons import fork_daemons
+from tests.chaos.scenario import CONFIG, Scenario, Sent
 from tests.children.keeper_driver import is_locked
 
 ALL = 1_000_000
-# How a run ends when the world around it has ended.
+# How a run ends when its daemon, keeper or CLI was killed.
 _LOST = frozenset({"orphaned", "keeper_lost", "machine_lost", "stall", "hang", "journal_full"})
-_CRASHED = frozenset({"exited", "start_failed", "keeper_failed"})
+_CRASHED = frozenset({"exited", "start_failed"})
 _NO_CONVERSATION = frozenset({"resume_not_found", "resume_corrupt", "conversation_corrupt"})
 _TRACES = "trace"
 
 
 @dataclass(frozen=True)
-class Told:
+class SentFrame:
     """A frame that a keeper has written to its process."""
 
     process: str
@@ -54,10 +55,24 @@ class Record:
     lanes: list[Lane]
     processes: list[Process]
     holders: list[Holder]
-    told: list[Told]
+    sent_frames: list[SentFrame]
     # What every process has printed.
     printed: dict[str, list[dict[str, object]]]
     names: dict[str, str]
+
+
+@asynccontextmanager
+async def checked_scenario(place: Path, config: str = CONFIG) -> AsyncIterator[Scenario]:
+    """A scenario that is settled and checked at the end of the block."""
+    async with fork_daemons() as forker:
+        scene = await Scenario.begin(place / "scene", 1, forker, config)
+        try:
+            yield scene
+            await scene.settle_down()
+            await check(scene)
+        finally:
+            await scene.store.close()
+            clear(scene.home)
 
 
 async def read(scene: Scenario) -> Record:
@@ -70,9 +85,9 @@ async def read(scene: Scenario) -> Record:
         {run.id: run for run in runs},
         await store.events(limit=ALL),
         [await store.lane(agent) for agent in agents],
-        await store.open_processes(),
+        await store.processes(),
         await store.holders(),
-        [Told(each.name, key) for each in directories for key in _keys(each)],
+        [SentFrame(each.name, key) for each in directories for key in _keys(each)],
         {each.name: _printed(each) for each in directories},
         {agent: (await store.agent(agent)).name for agent in agents},
     )
@@ -90,12 +105,16 @@ def _printed(directory: Path) -> list[dict[str, object]]:
         try:
             found.append(msgspec.json.decode(line, type=dict[str, object]))
         except msgspec.DecodeError:
-            continue  # a shell's words, or a line that its printer's death has cut
+            # Output of a shell, or a line that is incomplete because its process was killed.
+            continue
     return found
 
 
 async def check(scene: Scenario, *, of_log: bool = True) -> Record:
-    """Everything that must hold after a scenario; not `of_log`: others were to be in trouble."""
+    """Check everything that must hold after a scenario.
+
+    With `of_log` off, the log is not checked, because other errors are expected.
+    """
     record = await read(scene)
     _check_rest(scene, record)
     _check_events(record)
@@ -213,7 +232,7 @@ def _check_end(item: Item, sent: Sent, record: Record, cancelled: Collection[str
 
 def _why(run: Run) -> str | None:
     """What the run was lost by, if it did not end by itself."""
-    if run.status == "rate_limited" or run.stop_reason == "shutdown":
+    if run.status == "rate_limited" or run.stop_reason in {"shutdown", "launch_failed"}:
         return "put off"
     code = run.error.code if run.error else None
     if run.stop_reason in _LOST:
@@ -237,7 +256,7 @@ def _check_offers(record: Record) -> None:
                 ends[item] += 1
             case _:
                 pass
-    # One that was turned down has an end and was never offered.
+    # One that was refused has an end and was never offered.
     assert all(ends[item] >= count for item, count in offers.items()), (offers, ends)
     open_ones = [item for item in record.items.values() if item.delivery == "offered"]
     assert [item for item in open_ones if not item.is_settled] == []
@@ -245,14 +264,21 @@ def _check_offers(record: Record) -> None:
 
 def _check_once(record: Record) -> None:
     """No item was run twice, unless its first run did nothing or was allowed to be lost."""
-    begun = Counter(each.key for each in record.told if each.key.startswith("begin:"))
+    begun = Counter(each.key for each in record.sent_frames if each.key.startswith("begin:"))
+    # A CLI that could not be started was told nothing. A shell gets its command as an argument.
+    told = {each.process for each in record.sent_frames}
     for key in begun:
         assert key.removeprefix("begin:") in record.runs, key
     for item in record.items.values():
         runs = sorted(
             (run for run in record.runs.values() if run.item == item.id), key=lambda run: run.id
         )
-        did = [run for run in runs if begun[f"begin:{run.id}"] or run.started_at]
+        did = [
+            run
+            for run in runs
+            if begun[f"begin:{run.id}"]
+            or (run.started_at and (run.provider == "shell" or run.process in told))
+        ]
         for run in did[:-1]:
             _check_may_repeat(item, run)
         for run in runs:
@@ -268,21 +294,21 @@ def _check_may_repeat(item: Item, run: Run) -> None:
 
 def _check_begun_anew(record: Record, run: Run) -> None:
     """One turn in two processes: each but the last had no conversation to go on with."""
-    for told in [each for each in record.told if each.key == f"begin:{run.id}"][:-1]:
+    for frame in [each for each in record.sent_frames if each.key == f"begin:{run.id}"][:-1]:
         ends = [
-            said["error"]
-            for said in record.printed[told.process]
-            if said.get("type") == "ended" and said.get("turn") == run.id
+            line["error"]
+            for line in record.printed[frame.process]
+            if line.get("type") == "ended" and line.get("turn") == run.id
         ]
         codes = [error["code"] for error in ends if isinstance(error, dict)]
-        assert codes == ["resume_not_found"], (run, record.printed[told.process])
+        assert codes == ["resume_not_found"], (run, record.printed[frame.process])
 
 
 def _check_texts(record: Record) -> None:
     """Every text that a process has printed is in the record, once."""
     printed: Counter[str] = Counter()
-    for said in record.printed.values():
-        printed.update(str(each["text"]) for each in said if each.get("type") == "text")
+    for lines in record.printed.values():
+        printed.update(str(each["text"]) for each in lines if each.get("type") == "text")
     stored = Counter(
         seen.event.text
         for seen in record.events

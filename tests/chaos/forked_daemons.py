@@ -15,29 +15,29 @@ import msgspec
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from tests.children import chaos_daemon
-from tests.children.chaos_daemon import Order, Word
+from tests.children.chaos_daemon import Order, StateReport
 from tests.support.commands import ROOT
 
 PATIENCE_SECONDS = 60.0
 
 
 class ForkedDaemon:
-    """One of them, seen from outside."""
+    """A forked daemon or owner of a run, as the test sees it."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.pid = 0
-        self.words: dict[str, Word] = {}
+        self.words: dict[str, StateReport] = {}
         self._news = anyio.Event()
 
-    def hear(self, word: Word) -> None:
+    def receive(self, word: StateReport) -> None:
         self.pid = word.pid
         # A process that was killed may have said before that it ended.
         self.words.setdefault(word.what, word)
         self._news.set()
         self._news = anyio.Event()
 
-    async def until(self, *what: str, seconds: float = PATIENCE_SECONDS) -> Word | None:
+    async def until(self, *what: str, seconds: float = PATIENCE_SECONDS) -> StateReport | None:
         """The first of these words, if it comes in time."""
         with anyio.move_on_after(seconds):
             while not (found := [self.words[each] for each in what if each in self.words]):
@@ -52,7 +52,7 @@ class ForkedDaemon:
         assert not word.problem, word.problem
         return word.what == "up"
 
-    async def end(self) -> Word:
+    async def end(self) -> StateReport:
         """Wait for its end."""
         word = await self.until("ended")
         assert word, f"it does not end: {self.order}"
@@ -61,7 +61,7 @@ class ForkedDaemon:
 
     @property
     def struck(self) -> str | None:
-        """The point where it was struck."""
+        """The point at which it was killed or stopped."""
         return self.words["struck"].point if "struck" in self.words else None
 
     @property
@@ -91,24 +91,24 @@ class DaemonForker:
         self._all: dict[int, ForkedDaemon] = {}
 
     async def start(self, home: Path, **order: Any) -> ForkedDaemon:
-        victim = ForkedDaemon(Order(next(self._numbers), str(home), **order))
-        self._all[victim.order.number] = victim
-        await self._orders.send(msgspec.json.encode(victim.order) + b"\n")
-        assert await victim.until("begun")
-        return victim
+        forked = ForkedDaemon(Order(next(self._numbers), str(home), **order))
+        self._all[forked.order.number] = forked
+        await self._orders.send(msgspec.json.encode(forked.order) + b"\n")
+        assert await forked.until("begun")
+        return forked
 
     async def listen(self, words: ByteReceiveStream) -> None:
         rest = b""
         async for read in words:
             *lines, rest = (rest + read).split(b"\n")
             for line in lines:
-                word = msgspec.json.decode(line, type=Word)
-                self._all[word.number].hear(word)
+                word = msgspec.json.decode(line, type=StateReport)
+                self._all[word.number].receive(word)
 
     def end(self) -> None:
-        for victim in self._all.values():
-            if not victim.is_over and victim.pid:
-                victim.signal(signal.SIGKILL)
+        for forked in self._all.values():
+            if not forked.is_over and forked.pid:
+                forked.signal(signal.SIGKILL)
 
 
 @asynccontextmanager

@@ -26,16 +26,16 @@ def lasts(mark: str) -> Steps:
     return [{"text": f"{mark}-1"}, {"wait": 0.25}, {"text": mark}]
 
 
-def lingers(mark: str) -> Steps:
+def wait_after_last_step(mark: str) -> Steps:
     """What is offered in its last step gets a turn of its own."""
     return [{"text": mark}, {"wait": 0.25}]
 
 
-def until(gate: Path) -> Callable[[str], Steps]:
-    """It goes on when the gate is there."""
+def waits_for(gate: Path) -> Callable[[str], Steps]:
+    """Wait for the gate in the first step: no message is absorbed before the gate is open."""
 
     def waits(mark: str) -> Steps:
-        return [{"text": f"{mark}-1"}, {"until": str(gate)}, {"text": mark}]
+        return [{"until": str(gate)}, {"text": mark}]
 
     return waits
 
@@ -53,12 +53,12 @@ def is_limited(mark: str) -> Steps:
     return [{"text": f"{mark}-1"}, announced, {"rate_limit": {"resets_in": 0.3}}]
 
 
-def goes_on(mark: str) -> Steps:
-    """Begin a turn without a request at the end of this one."""
+def continue_unprompted(mark: str) -> Steps:
+    """Begin an unprompted turn after the end of this one."""
     return [{"self_turn": {"steps": [{"text": f"{mark}-own"}]}}, {"text": mark}]
 
 
-def wakes(mark: str) -> Steps:
+def wake_later(mark: str) -> Steps:
     """It begins such a turn when nothing has run for a while."""
     return [{"self_turn": {"steps": [{"text": f"{mark}-own"}], "after": 0.15}}, {"text": mark}]
 
@@ -67,12 +67,12 @@ def hangs(mark: str) -> Steps:
     return [{"text": f"{mark}-1"}, "hang"]
 
 
-def is_deaf(mark: str) -> Steps:
+def ignore_interrupts(mark: str) -> Steps:
     return [{"text": f"{mark}-1"}, {"hang": {"ignore_interrupt": True}}]
 
 
-def murmurs(mark: str) -> Steps:
-    """Much that is told and not kept."""
+def print_deltas(mark: str) -> Steps:
+    """Print many deltas, which are not stored."""
     return [{"delta": {"pieces": ["y" * 3000] * 3, "seconds": 0.03}}, {"text": mark}]
 
 

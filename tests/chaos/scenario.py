@@ -62,7 +62,7 @@ approval_seconds = 0.3
 """
 SCRIPTED = ("ada", "bea", "cem", "dov")
 SHELL = "sol"
-# Whose directory is gone now and then.
+# The agent whose directory is removed at times.
 HOMELESS = "eva"
 QUIET_SECONDS = 60.0
 CALL_SECONDS = 30.0
@@ -84,7 +84,7 @@ class Sent:
     key: str | None = None
     item: ItemId | None = None
     is_cancelled: bool = False
-    # By itself it has no end, or none that is good.
+    # Without an action of the test it does not end, or fails.
     is_endless: bool = False
     may_fail: bool = False
 
@@ -126,10 +126,10 @@ class Scenario:
         # Chance decides what is done, and is to be the same each time.
         scenario = cls(place, seed, forker, store, random.Random(seed))
         for name in (*SCRIPTED, SHELL, HOMELESS):
-            await scenario._hire(name)
+            await scenario._add_agent(name)
         return scenario
 
-    async def _hire(self, name: str) -> None:
+    async def _add_agent(self, name: str) -> None:
         folder = self.place / name
         folder.mkdir()
         provider = "shell" if name == SHELL else "scripted"
@@ -171,9 +171,9 @@ class Scenario:
     async def run_directly(self, **order: object) -> ForkedDaemon:
         """Make a run without an agent, by a process that may be killed during it."""
         prompt = prompts.written(prompts.works("direct"))
-        victim = await self.forker.start(self.home, kind="direct", prompt=prompt, **order)
-        await victim.end()
-        return victim
+        owner = await self.forker.start(self.home, kind="direct", prompt=prompt, **order)
+        await owner.end()
+        return owner
 
     # -- messages
 
@@ -188,7 +188,7 @@ class Scenario:
         is_endless: bool = False,
         may_fail: bool = False,
     ) -> Sent:
-        """Send a message by the store, by the socket or by a letter, with a key or without."""
+        """Send a message through the store, the socket or the spool, with or without a key."""
         dice = self.dice
         name = agent or dice.choice(SCRIPTED)
         mark = f"m{len(self.sent)}"
@@ -231,8 +231,8 @@ class Scenario:
             if sent.key:
                 await self._accept(sent, followup)
 
-    async def leave_letter(self) -> None:
-        """Leave a message for the next daemon."""
+    async def spool_message(self) -> None:
+        """Spool a message for the next daemon."""
         sent = Sent(f"m{len(self.sent)}", self.agents["ada"], "", key=f"key-m{len(self.sent)}")
         sent.text = prompts.written(prompts.says(sent.mark))
         self.sent.append(sent)
@@ -316,10 +316,12 @@ class Scenario:
     async def settle_down(self) -> None:
         """An undisturbed daemon does what is left to do, and ends."""
         for agent in self.agents.values():
-            await self.store.resume(agent)
+            await self.store.set_paused(agent, is_paused=False)
         if self.daemon is None or self.daemon.is_over:
             await self.up()
         for sent in self.sent:
+            if sent.is_endless and sent.item is None:
+                await self._find_accepted(sent)
             item = await self._item(sent)
             if sent.is_endless and item and not item.is_settled:
                 await self.cancel(sent)
@@ -332,12 +334,18 @@ class Scenario:
             )
         await self.down()
 
+    async def _find_accepted(self, sent: Sent) -> None:
+        """A daemon may have accepted the message and died before it answered."""
+        for item in await self.store.items(sent.agent):
+            if item.text == sent.text:
+                sent.item = item.id
+
     async def _is_quiet(self, agent: AgentId) -> bool:
         lane = await self.store.lane(agent)
         return lane.status in {"idle", "warm"} and lane.queued == 0
 
     async def all_agents(self) -> list[AgentId]:
-        """Those who were hired, and those of direct runs."""
+        """The lasting agents, and those of direct runs."""
         items = await self.store.items(include_settled=True, limit=1_000_000)
         return sorted({*self.agents.values(), *(item.agent for item in items)})
 
@@ -345,18 +353,34 @@ class Scenario:
 
     async def kill_one(self, target: str) -> bool:
         """Kill a keeper, its outer process, both or a CLI; False if there is none."""
-        found = [each.id for each in await self.store.open_processes()]
+        found = list(await self.store.processes())
         self.dice.shuffle(found)
         for process in found:
-            pids = await anyio.to_thread.run_sync(family, process)
+            pids = await anyio.to_thread.run_sync(find_pids, process.id)
             chosen = [pids[each] for each in target.split(" and ") if each in pids]
             if len(chosen) == len(target.split(" and ")):
+                if process.provider == "shell" and "cli" in target:
+                    self._allow_failures(process.agent)
                 for number in (signal.SIGSTOP, signal.SIGKILL):
                     for pid in chosen:
                         with suppress(ProcessLookupError):
                             os.kill(pid, number)
                 return True
         return False
+
+    def _allow_failures(self, agent: AgentId) -> None:
+        """The CLI of a shell agent is the command: that it was killed is its result."""
+        for sent in self.sent:
+            sent.may_fail |= sent.agent == agent
+
+    async def stop_keeper(self) -> int | None:
+        """Stop a keeper until it gets SIGCONT; its pid, if there is one."""
+        for process in await self.store.processes():
+            pids = await anyio.to_thread.run_sync(find_pids, process.id)
+            if "keeper" in pids:
+                os.kill(pids["keeper"], signal.SIGSTOP)
+                return pids["keeper"]
+        return None
 
     async def add_and_remove_agent(self) -> None:
         name = f"x{self.dice.randrange(10**9)}"
@@ -365,7 +389,7 @@ class Scenario:
         await self.call("agent.rm", AgentRequest(name=name))
 
     async def change_agent(self, name: str) -> None:
-        """From here on its process is not of today any more."""
+        """Change the agent: its present process must be replaced."""
         await self.call("agent.set", SetAgentRequest(name=name, system=f"Be {self.dice.random()}."))
 
     async def pause_and_resume(self) -> None:
@@ -377,14 +401,14 @@ class Scenario:
     async def forget(self, name: str) -> None:
         """The conversation of an agent is not there any more."""
         with suppress(SteadyrunError):
-            session = await self.store.session(self.agents[name], "scripted")
+            session = (await self.store.sessions(self.agents[name])).get("scripted")
             if session and session.current:
                 file = self.home / "scripted" / f"{session.current.token}.json"
                 await anyio.to_thread.run_sync(lambda: file.unlink(missing_ok=True))
 
 
-def family(process: str) -> dict[str, int]:
-    """The CLI of a process, its keeper and its outer process, as far as they live."""
+def find_pids(process: str) -> dict[str, int]:
+    """The pids of the CLI, its keeper and its outer process, as far as they run."""
     try:
         marked = keeper.find_marked(process)
         [cli] = {pid for pid in marked if parent(pid) not in marked and parent(parent(pid)) > 1}

@@ -8,11 +8,13 @@ work, and the checks read the store, the files and /proc.
 STEADYRUN_CHAOS_KILLS and STEADYRUN_CHAOS_SEED set the number of kills and repeat a run.
 """
 
+import os
 import random
 import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,20 +22,23 @@ import anyio
 import pytest
 
 from tests.chaos import checks, prompts
-from tests.chaos.actions import ACTIONS, ANY, say
+from tests.chaos.actions import ACTIONS, ANY, cancel_queued, say, steer, work
 from tests.chaos.forked_daemons import DaemonForker, ForkedDaemon, fork_daemons
 from tests.chaos.scenario import Scenario
 from tests.chaos.settings import KILLS, SEED
 from tests.children.chaos_steps import POINTS
 
-WORKERS = 2
+WORKERS = 3
 PHASES = 8
 MOST_ROUNDS = 5
 # How long a daemon is given to come to a point.
 STRIKE_SECONDS = 8.0
-# What is killed by others than itself, at any moment.
+# A keeper that is stopped, and continued only after the death of the daemon.
+STOPPED_KEEPER = "stopped keeper"
+# The processes that the test kills at random moments.
 OTHERS = (
     "daemon", "step", "keeper", "outer", "keeper and outer", "cli", "step", "owner", "cli",
+    STOPPED_KEEPER,
 )  # fmt: skip
 
 
@@ -62,16 +67,20 @@ class Tally:
     def __init__(self) -> None:
         self.points: Counter[str] = Counter()
         self.kills: Counter[str] = Counter()
+        self.stops = 0
         self.missed: list[Fault] = []
 
 
-async def suffer(scene: Scenario, fault: Fault, tally: Tally) -> None:
-    """One fault, with things going on around it; then the daemon is dead."""
+async def cause_fault(scene: Scenario, fault: Fault, tally: Tally) -> None:
+    """Cause one fault while agents work; the daemon has ended afterwards."""
     dice = scene.dice
     if fault.point and fault.point.endswith("letter"):
-        await scene.leave_letter()
+        await scene.spool_message()
+    if fault.target == STOPPED_KEEPER:
+        await _stop_keeper(scene, tally)
+        return
     if fault.target == "owner" or (fault.point or "").endswith("start_direct"):
-        await _suffer_directly(scene, fault, tally)
+        await _inflict_on_owner(scene, fault, tally)
         return
     step = dice.randint(1, 120) if fault.target == "step" else None
     daemon = await scene.up(point=fault.point, step=step)
@@ -86,10 +95,10 @@ async def suffer(scene: Scenario, fault: Fault, tally: Tally) -> None:
     await daemon.until("ended", seconds=seconds)
     if name and not daemon.struck:
         tally.missed.append(fault)
-    await _bury(daemon, tally)
+    await _end_daemon(daemon, tally)
 
 
-async def _bury(daemon: ForkedDaemon, tally: Tally) -> None:
+async def _end_daemon(daemon: ForkedDaemon, tally: Tally) -> None:
     if daemon.struck:
         tally.points[daemon.struck] += 1
     if not daemon.is_over or daemon.struck:
@@ -97,16 +106,31 @@ async def _bury(daemon: ForkedDaemon, tally: Tally) -> None:
     await daemon.kill()
 
 
-async def _suffer_directly(scene: Scenario, fault: Fault, tally: Tally) -> None:
+async def _inflict_on_owner(scene: Scenario, fault: Fault, tally: Tally) -> None:
     """Kill the owner of a run without an agent; a daemon takes over the run."""
     daemon = await scene.up()
     step = None if fault.point else scene.dice.randint(1, 40)
-    victim = await scene.run_directly(point=fault.point, step=step)
-    if victim.struck:
-        tally.points[victim.struck] += 1
+    owner = await scene.run_directly(point=fault.point, step=step)
+    if owner.struck:
+        tally.points[owner.struck] += 1
         tally.kills["owner"] += 1
     await daemon.kill()
     tally.kills["daemon"] += 1
+
+
+async def _stop_keeper(scene: Scenario, tally: Tally) -> None:
+    """The daemon works with a keeper that does not answer, and is killed over that."""
+    dice, daemon = scene.dice, await scene.up()
+    await scene.until_running(await scene.send(prompts.lasts))
+    stopped = await scene.stop_keeper()
+    tally.stops += stopped is not None
+    await dice.choice((say, steer, cancel_queued, work))(scene)
+    await daemon.until("ended", seconds=dice.uniform(0.0, 0.4))
+    await _end_daemon(daemon, tally)
+    if stopped:
+        # A daemon may have continued the keeper, which may have ended since.
+        with suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT)
 
 
 async def _kill_others(scene: Scenario, target: str, tally: Tally) -> None:
@@ -125,7 +149,7 @@ async def play(
     scene = await Scenario.begin(place, seed, by)
     try:
         for fault in faults:
-            await suffer(scene, fault, tally)
+            await cause_fault(scene, fault, tally)
         await scene.settle_down()
         await checks.check(scene)
     except BaseException as error:
@@ -139,7 +163,7 @@ async def play(
 
 
 async def play_all(place: Path, faults: list[Fault], seed: int, tally: Tally) -> None:
-    """Scenario after scenario, two at a time."""
+    """Scenario after scenario, three at a time."""
     left = [faults[n : n + PHASES] for n in range(0, len(faults), PHASES)]
     numbered = iter(list(enumerate(left)))
 
@@ -169,6 +193,7 @@ def test_agents_recover_from_kills_at_every_point(
     with capsys.disabled():
         sys.stdout.write(
             f"\nchaos: seed {SEED}, {tally.kills.total()} kills {dict(tally.kills)}, "
+            f"{tally.stops} stopped keepers, "
             f"{len(POINTS & set(tally.points))} of {len(POINTS)} points\n"
         )
     assert set(tally.points) >= POINTS, sorted(POINTS - set(tally.points))

@@ -19,9 +19,9 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.ids import Ids
 from steadyrun.model.item import OnLost
 from steadyrun.model.policy import Policy
-from steadyrun.testing.model_servers.anthropic import ModelRequest
-from steadyrun.testing.model_servers.content import ModelAnswer, answer, text
+from steadyrun.testing.model_servers.content import ModelAnswer, answer, make_text
 from steadyrun.testing.model_servers.faults import StreamGate
+from steadyrun.testing.model_servers.protocol import ModelRequest
 from tests.chaos import checks
 from tests.chaos.forked_daemons import fork_daemons
 from tests.chaos.scenario import Scenario, Sent
@@ -53,7 +53,7 @@ POINTS = (
     "before settle warm",
     "after settle warm",
 )
-# Who else is killed, in the middle of an answer: what was asked is asked again.
+# The other processes that are killed during an answer; the request is then repeated.
 OTHERS = ("cli", "keeper", "keeper and outer")
 SECONDS = 60.0
 
@@ -69,7 +69,7 @@ class Model:
 
     def __call__(self, ask: ModelRequest) -> ModelAnswer:
         mark = re.findall(r"mark-\d+", ask.user_text)[-1]
-        return answer(text("I heard ", self.gate(mark), mark))
+        return answer(make_text("I heard ", self.gate(mark), mark))
 
 
 class Stage:
@@ -105,7 +105,7 @@ class Stage:
         assert (item.status, item.reply) == ("completed", f"I heard {sent.mark}"), item
 
     async def kill_at(self, point: str) -> None:
-        """The daemon dies at a point on the way of a message."""
+        """Kill the daemon at a named point of the path of a message."""
         daemon = await self.scene.up(point=point)
         sent = await self.send()
         self.model.gate(sent.mark).open()
@@ -177,7 +177,7 @@ def test_agent_with_a_real_cli_is_adopted_after_every_kill(
                         else:
                             await harness.kill_at(point)
                     asked = Counter(ask.user_text for ask in server.main_requests)
-                    # None of these deaths may repeat anything: each was told `fail`.
+                    # No request may be repeated after these kills: `on_lost` is `fail`.
                     assert set(asked.values()) == {1}, asked
                     for target in OTHERS:
                         await harness.kill_other(target)

@@ -1,7 +1,7 @@
 """Drives a run from whatever was left of it to its end, or until it is killed.
 
-It reads an order from stdin, forks a driver that obeys it, says how that ended, and waits for the
-next: forking is quicker than starting Python for each of a hundred deaths.
+It reads an order from stdin, forks a driver that executes it, prints how the driver ended, and
+waits for the next order. Forking is faster than a new Python process for each kill.
 """
 
 import gc
@@ -27,7 +27,7 @@ from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.event import ApprovalRequested, FollowupOffered, StoredEvent, TextFinal
 from steadyrun.model.ids import RunId
 from steadyrun.runtime.direct_runs import DirectRuns
-from steadyrun.store import Store, follow
+from steadyrun.store import MaintainedStore, Store, follow
 from tests.children.adoption_steps import Steps, WatchedStore, watch_processes
 
 PATIENCE_SECONDS = 30.0
@@ -53,8 +53,8 @@ class Outcome(Struct, frozen=True):
     steps: int = 0
 
 
-class Story(Struct, frozen=True):
-    """What is asked of a run, and what its caller does when it says something.
+class RunPlan(Struct, frozen=True):
+    """The prompt of a run, and what its caller does at each text.
 
     `steers` are messages to offer when a text is seen; when one is offered, its gate opens.
     """
@@ -65,7 +65,7 @@ class Story(Struct, frozen=True):
     cancels: bool = False
 
 
-def stories(place: Path) -> dict[str, Story]:
+def stories(place: Path) -> dict[str, RunPlan]:
     """All stories; `place` is where their gates are."""
     first, second = (str(place / gate) for gate in GATES)
     whole = [
@@ -78,11 +78,11 @@ def stories(place: Path) -> dict[str, Story]:
     ]
     own = [{"self_turn": {"steps": [{"text": "five"}]}}, {"text": "four"}]
     return {
-        "whole": Story("scripted", _script(*whole), {"one": "extra", "three": _script(*own)}),
-        "cancelled": Story(
+        "whole": RunPlan("scripted", _script(*whole), {"one": "extra", "three": _script(*own)}),
+        "cancelled": RunPlan(
             "scripted", _script({"text": "one"}, "hang"), {"one": "extra"}, cancels=True
         ),
-        "crashed": Story(
+        "crashed": RunPlan(
             "scripted",
             _script(
                 {"text": "one"},
@@ -91,21 +91,21 @@ def stories(place: Path) -> dict[str, Story]:
                 {"crash": 3},
             ),
         ),
-        "busy": Story(
+        "busy": RunPlan(
             "scripted",
             _script({"text": "one"}, {"background": 60}, {"until": first}, {"text": "two"}),
         ),
-        "afterthought": Story(
+        "afterthought": RunPlan(
             "scripted",
             _script(
                 {"self_turn": {"steps": [{"wait": 0.5}, {"text": "two"}]}},
                 {"text": "one"},
             ),
         ),
-        "busy shell": Story(
+        "busy shell": RunPlan(
             "shell", f"sh -c 'until test -e {first}; do sleep 0.01; done; echo two'"
         ),
-        "shell": Story("shell", "sh -c 'echo one; echo two; echo three >&2'"),
+        "shell": RunPlan("shell", "sh -c 'echo one; echo two; echo three >&2'"),
     }
 
 
@@ -114,7 +114,7 @@ def _script(*steps: object) -> str:
 
 
 async def drive(order: Order, steps: Steps) -> None:
-    """Take up what was left in this home, begin if nothing was, and see it through."""
+    """Continue the run of this home, or start one if there is none, and drive it to its end."""
     home = Path(order.home)
     place = home.parent
     story = stories(place)[order.story]
@@ -124,7 +124,7 @@ async def drive(order: Order, steps: Steps) -> None:
         open_runtime(config, kind="test", machine="here") as around,
         task_group() as tasks,
     ):
-        store: Store = WatchedStore(around.store, steps)
+        store: MaintainedStore = WatchedStore(around.store, steps)
         holding = DirectRuns(replace(around, store=store), tasks)
         await holding.adopt_all()
         await Caller(Steadyrun(holding), store, story, place).play()
@@ -134,7 +134,7 @@ async def drive(order: Order, steps: Steps) -> None:
 class Caller:
     """The program that wants the run; started again, it goes on where the last one was killed."""
 
-    def __init__(self, library: Steadyrun, store: Store, story: Story, place: Path) -> None:
+    def __init__(self, library: Steadyrun, store: Store, story: RunPlan, place: Path) -> None:
         self._library, self._store, self._story, self._place = library, store, story, place
 
     async def play(self) -> None:
@@ -168,8 +168,8 @@ class Caller:
 
     async def _until_it_waits(self) -> None:
         """What is offered between two steps would be taken in before the next one begins."""
-        for process in await self._store.open_processes():
-            while any(map(_is_busy, keeper.find_marked(process.id))):  # noqa: ASYNC110 (no bell rings)
+        for process in await self._store.processes():
+            while any(map(_is_busy, keeper.find_marked(process.id))):  # noqa: ASYNC110 (no notification)
                 await anyio.sleep(_LOOK_SECONDS)
 
     async def _steer(self, seen: StoredEvent, text: str) -> None:
@@ -200,8 +200,8 @@ def _is_busy(pid: int) -> bool:
         return False
 
 
-def obey(order: Order) -> Outcome:
-    """Do as ordered in a child of this process."""
+def execute_order(order: Order) -> Outcome:
+    """Execute the order in a child process."""
     telling, told = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -248,7 +248,7 @@ async def _drive_in_time(order: Order, steps: Steps) -> None:
 def main() -> None:
     gc.freeze()  # A collection would touch, and so copy, all that is shared with the forked.
     for line in sys.stdin.buffer:
-        outcome = obey(msgspec.json.decode(line, type=Order))
+        outcome = execute_order(msgspec.json.decode(line, type=Order))
         os.write(1, msgspec.json.encode(outcome) + b"\n")
 
 

@@ -1,7 +1,8 @@
 """Kills a driver at a named step: a verb of the real store, a message to the real keeper.
 
-A step is what a driver does to the world: a write to the store, a message to the keeper, a launch.
-`Steps` counts them by name and kills this process right before or right after the given one.
+A step is an action of a driver on the outside: a write to the store, a message to the keeper, a
+launch. `Steps` counts them by name and kills this process right before or right after the given
+one.
 """
 
 import os
@@ -14,6 +15,7 @@ from steadyrun.drivers import keeper_client
 from steadyrun.drivers.launcher import KeeperLauncher
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import ApprovalRequested, FollowupAbsorbed, FollowupReturned
+from steadyrun.model.item import Claim
 from steadyrun.model.run import Finished, Launched
 from steadyrun.store import Store
 
@@ -22,8 +24,8 @@ Answer = TypeVar("Answer")
 # The verbs of the store that write for a holder.
 WRITES = (
     "start_direct", "start", "reap", "change", "open_process", "close_process", "append",
-    "offer_followups", "absorb", "return_offer", "continue_with", "settle",
-    "start_unprompted", "release_lane", "retry", "retire_token", "cancel", "update_gate", "put",
+    "offer_followups", "close_offer", "continue_with", "settle", "release_lane",
+    "retry", "retire_token", "cancel", "update_gate", "put",
 )  # fmt: skip
 # The messages to a keeper and the methods that send them; a frame is named by the kind of its key.
 METHODS = {
@@ -60,12 +62,12 @@ class Steps:
             self._seen[f"{when} {name}"] += 1
             nth = self._seen[f"{when} {name}"]
             if self._name == (f"{when} {name}" if nth == 1 else f"{when} {name} {nth}"):
-                self.strike(f"{when} {name}")
+                self.kill_here(f"{when} {name}")
         if self._number == self.passed:
-            self.strike(f"{when} {names[0]}")
+            self.kill_here(f"{when} {names[0]}")
 
-    def strike(self, point: str) -> None:
-        """This is the step."""
+    def kill_here(self, point: str) -> None:
+        """Kill this process: the step is reached."""
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -106,6 +108,10 @@ def _named(verb: str, args: tuple[Any, ...], more: dict[str, Any]) -> list[str]:
     """The verb, with what it writes as far as that matters."""
     if verb == "settle" and more.get("keep_warm"):
         return ["settle warm"]
+    if verb == "continue_with" and not isinstance(args[0], Claim):
+        return ["continue_with warm"]
+    if verb == "close_offer":
+        return [f"close_offer {args[2]}"]
     if verb == "change":
         return [f"change {args[2].__struct_config__.tag}"]
     return [f"append {each}" for each in _content(args[1])] if verb == "append" else [verb]

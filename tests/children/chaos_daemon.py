@@ -1,8 +1,8 @@
 """A program that forks daemons, to be killed.
 
-It reads an `Order` from each line of stdin, forks a process that obeys it, and tells on stdout what
-becomes of it, a `Word` in each line: forking is quicker than starting Python for each of hundreds
-of deaths. Several may live at a time.
+It reads an `Order` from each line of stdin, forks a process that executes it, and prints its states
+on stdout, one `StateReport` a line. Forking is faster than a new Python process for each kill.
+Several may run at a time.
 """
 
 import gc
@@ -50,7 +50,7 @@ class Order(Struct, frozen=True):
     prompt: str = ""
 
 
-class Word(Struct, frozen=True):
+class StateReport(Struct, frozen=True):
     """What has become of an order: begun, up, struck at a point, or ended."""
 
     number: int
@@ -63,14 +63,14 @@ class Word(Struct, frozen=True):
     points: dict[str, int] = {}
 
 
-def tell(word: Word) -> None:
+def print_report(word: StateReport) -> None:
     """One line, in one piece: several write to the same pipe."""
     os.write(1, msgspec.json.encode(word) + b"\n")
 
 
 async def be_daemon(order: Order, config: Config) -> None:
     async with open_daemon(config) as daemon:
-        tell(Word(order.number, "up", os.getpid()))
+        print_report(StateReport(order.number, "up", os.getpid()))
         await daemon.wait_until_stopped()
 
 
@@ -80,7 +80,7 @@ async def be_direct(order: Order, config: Config) -> None:
         task_group() as tasks,
     ):
         library = Steadyrun(DirectRuns(around, tasks))
-        tell(Word(order.number, "up", os.getpid()))
+        print_report(StateReport(order.number, "up", os.getpid()))
         # Another run may have met a limit since then.
         with suppress(ProviderClosed):
             work = Path(order.home).parent / "work"
@@ -103,12 +103,13 @@ def _be(order: Order) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
     def struck(point: str) -> None:
-        tell(Word(order.number, "struck", os.getpid(), point))
+        print_report(StateReport(order.number, "struck", os.getpid(), point))
 
     steps = ChaosSteps(struck, order.point, order.step, then=order.then, home=Path(order.home))
     try:
         watch(steps)
-        # What is told without waiting long is told without waiting long here.
+        # Shorter than in production, so that a short scenario has heartbeats and several writes of
+        # one long output.
         daemon_module.HEARTBEAT_SECONDS = 1.0
         recorder._MOST_UNWRITTEN = 4096
         environ = {"PATH": "/usr/bin:/bin", "HOME": str(place)}
@@ -119,7 +120,7 @@ def _be(order: Order) -> None:
     except BaseException:  # noqa: BLE001 (whatever it is, the test must see it)
         problem = traceback.format_exc()[-3000:]
     points = {} if problem else dict(steps.seen)
-    tell(Word(order.number, "ended", os.getpid(), problem=problem, points=points))
+    print_report(StateReport(order.number, "ended", os.getpid(), problem=problem, points=points))
     os._exit(0)
 
 
@@ -136,7 +137,7 @@ class Forks:
                 os.close(pidfd)
             _be(order)
         self._living[os.pidfd_open(pid)] = pid, order.number
-        tell(Word(order.number, "begun", pid))
+        print_report(StateReport(order.number, "begun", pid))
 
     def serve(self) -> None:
         """Serve until the end of stdin."""
@@ -158,7 +159,7 @@ class Forks:
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
         if os.WIFSIGNALED(status):
-            tell(Word(number, "ended", pid, signal=os.WTERMSIG(status)))
+            print_report(StateReport(number, "ended", pid, signal=os.WTERMSIG(status)))
 
 
 if __name__ == "__main__":

@@ -14,23 +14,22 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path, PosixPath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from steadyrun.app import runtime
 from steadyrun.app.store import open_store
 from steadyrun.config import Config
 from steadyrun.model.secret import Scrubber
 from steadyrun.operations import spool
-from steadyrun.store import Store
+from steadyrun.store import OfferOutcome, Store
 from tests.children.adoption_steps import WORDS, Steps, WatchedStore, watch_processes
 
 # The verbs of the store that change nothing.
 _READS = frozenset(
     {
-        "agent", "agents", "agent_overviews", "token", "session", "item", "items", "lane",
-        "holders", "pending_requests", "run", "runs", "process", "open_processes", "events",
-        "usage", "usage_by", "run_costs", "gates", "lane_snapshots", "approval", "approvals", "get",
-        "close",
+        "agent", "agents", "agent_overviews", "sessions", "item", "items", "lane", "holders",
+        "pending_requests", "run", "runs", "processes", "events", "usage", "gates",
+        "lane_snapshots", "approval", "approvals", "get", "close",
     }
 )  # fmt: skip
 WRITES = frozenset(
@@ -47,8 +46,10 @@ _UNSAID = frozenset({"signal"})
 
 NAMES = frozenset(
     {
-        *(WRITES - {"append", "change"}),
+        *(WRITES - {"append", "change", "close_offer"}),
         "settle warm",
+        "continue_with warm",
+        *(f"close_offer {outcome}" for outcome in get_args(OfferOutcome)),
         *(f"append {what}" for what in _APPENDS),
         *(f"change {what}" for what in _CHANGES),
         *(f"send {what}" for what in _FRAMES),
@@ -62,7 +63,7 @@ POINTS = frozenset(f"{when} {name}" for when in ("before", "after") for name in 
 
 
 class ChaosSteps(Steps):
-    """Tells where it strikes, and then kills or stops this process; counts what it has passed."""
+    """Prints the point, then kills or stops this process there; counts the passed points."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class ChaosSteps(Steps):
         """For what is no coroutine."""
         self._pass(when, [name])
 
-    def strike(self, point: str) -> None:
+    def kill_here(self, point: str) -> None:
         self._tell(point)
         if self._then == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -97,7 +98,7 @@ class ChaosSteps(Steps):
 
 
 def let_go_of_locks(home: Path) -> None:
-    """From here on this process counts as gone, whatever it goes on to do."""
+    """Release all locks: other processes treat this one as ended, although it continues."""
     for link in Path("/proc/self/fd").iterdir():
         try:
             target = link.readlink()
@@ -110,7 +111,7 @@ def let_go_of_locks(home: Path) -> None:
 def watch(steps: ChaosSteps) -> None:
     """Make points of all that this process does to the world."""
     watch_processes(steps)
-    _watch_letters(steps)
+    _watch_spool(steps)
     setattr(runtime, "open_store", _watched(steps, open_store))  # noqa: B010 (not ours to set)
 
 
@@ -125,8 +126,8 @@ def _watched(
     return open_watched
 
 
-def _watch_letters(steps: ChaosSteps) -> None:
-    """A letter is done with when its file is gone."""
+def _watch_spool(steps: ChaosSteps) -> None:
+    """A spooled call is done when its file is deleted."""
 
     class Watched(PosixPath):
         def unlink(self, missing_ok: bool = False) -> None:

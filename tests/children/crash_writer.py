@@ -1,6 +1,6 @@
-"""A process that writes to a store until it is killed, and says what it began and what was done.
+"""A process that writes to a store until it is killed, and prints each write before and after it.
 
-Each write is told twice on stdout: `open <n> <operation>` before it is asked for, and
+Each write is printed twice on stdout: `open <n> <operation>` before it is asked for, and
 `ack <n> <result>` after the verb has returned. Told in this order, the operations are in the order
 of the writer's queue, and the answers in the order of its commits.
 
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import anyio
 import msgspec
@@ -33,7 +33,7 @@ from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Followup, Item, Lease, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
-from steadyrun.store import Accepted
+from steadyrun.store import Accepted, OfferOutcome
 from steadyrun.stores.sqlite import SqliteStore
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     item: ItemId
 
 
-class Hire(Struct, frozen=True, tag="start_direct"):
+class StartDirect(Struct, frozen=True, tag="start_direct"):
     holder: HolderId
     agent: Agent
     message: Message
@@ -77,12 +77,12 @@ class CloseGate(Struct, frozen=True, tag="update_gate"):
     until: datetime
 
 
-class Remember(Struct, frozen=True, tag="put"):
+class Put(Struct, frozen=True, tag="put"):
     key: str
     value: bytes
 
 
-class Begin(Struct, frozen=True, tag="change"):
+class CreateRun(Struct, frozen=True, tag="change"):
     claim: Claim
     created: Created
 
@@ -111,19 +111,15 @@ class Append(Struct, frozen=True, tag="append"):
     stretch: Stretch
 
 
-class Take(Struct, frozen=True, tag="offer_followups"):
+class OfferFollowups(Struct, frozen=True, tag="offer_followups"):
     claim: Claim
     limit: int
 
 
-class Absorb(Struct, frozen=True, tag="absorb"):
+class CloseOffer(Struct, frozen=True, tag="close_offer"):
     claim: Claim
     item: ItemId
-
-
-class GiveBack(Struct, frozen=True, tag="return_offer"):
-    claim: Claim
-    item: ItemId
+    outcome: OfferOutcome
 
 
 class Settle(Struct, frozen=True, tag="settle"):
@@ -138,7 +134,7 @@ class StartOne(Struct, frozen=True, tag="start"):
     at: datetime
 
 
-class Rest(Struct, frozen=True, tag="settle_warm"):
+class SettleWarm(Struct, frozen=True, tag="settle_warm"):
     claim: Claim
     stretch: Stretch
     finished: Finished
@@ -154,24 +150,24 @@ class Ended(Struct, frozen=True, tag="settle_ended"):
     claim: Claim
 
 
-class Again(Struct, frozen=True, tag="retry"):
+class Retry(Struct, frozen=True, tag="retry"):
     claim: Claim
     spends: bool
 
 
-class Wake(Struct, frozen=True, tag="start_unprompted"):
-    hold: Lease
+class StartUnprompted(Struct, frozen=True, tag="continue_with"):
+    lease: Lease
     message: Message
 
 
-class LetGo(Struct, frozen=True, tag="release_lane"):
-    hold: Lease
+class ReleaseLane(Struct, frozen=True, tag="release_lane"):
+    lease: Lease
 
 
 Op = (
-    Join | Accept | Cancel | Begin | OpenProcess | Append | Take | Absorb | GiveBack
-    | Settle | StartOne | Rest | EndRun | Ended | Again | Wake | LetGo
-    | Hire | CloseGate | Remember
+    Join | Accept | Cancel | CreateRun | OpenProcess | Append | OfferFollowups | CloseOffer
+    | Settle | StartOne | SettleWarm | EndRun | Ended | Retry | StartUnprompted
+    | ReleaseLane | StartDirect | CloseGate | Put
 )  # fmt: skip
 
 
@@ -193,7 +189,7 @@ def events_of(stretch: Stretch) -> Sequence[Emitted]:
     return [Emitted(end, 0, at, Note(f"{stretch.process} {end}")) for end in ends]
 
 
-def created_by(start: StartOne | Hire, agent: Agent, item: Item) -> Created:
+def created_by(start: StartOne | StartDirect, agent: Agent, item: Item) -> Created:
     """The run that a start makes."""
     return Created(start.run, agent.id, item.id, agent.provider, start.at)
 
@@ -247,11 +243,11 @@ class _Writer:
         holder = await self._do(Join(), self._store.join("crash"))
         for message in self._orders.repeat:
             await self._accept(message)
-        await self._hire(holder.id)
+        await self._start_direct(holder.id)
         async with anyio.create_task_group() as tasks:
             for _ in range(_ACCEPTERS):
                 tasks.start_soon(self._accept_and_cancel)
-            tasks.start_soon(self._look_after_gates)
+            tasks.start_soon(self._write_gates)
             for _ in range(_DRIVERS):
                 tasks.start_soon(self._drive, holder.id)
 
@@ -267,22 +263,24 @@ class _Writer:
                 item = mine.popleft().id
                 await self._do(Cancel(item), self._store.cancel(item))
 
-    async def _hire(self, holder: HolderId) -> None:
+    async def _start_direct(self, holder: HolderId) -> None:
         name = self._ids.make_agent()
         agent = Agent(name, name, ("claude",), "/", is_direct=True)
         message = structs.replace(self._message(), agent=agent.id)
-        op = Hire(holder, agent, message, self._ids.make_run(), self._clock.now())
+        op = StartDirect(holder, agent, message, self._ids.make_run(), self._clock.now())
         hire = self._store.start_direct(holder, agent, message, partial(created_by, op))
         await self._work((await self._do(op, hire)).claim)
 
-    async def _look_after_gates(self) -> None:
-        """Each time later than before, so that each time is told; and never the gate in use."""
+    async def _write_gates(self) -> None:
+        """Close gates with increasing times, so that each change is an event; never the gate in
+        use.
+        """
         for n in itertools.count():
             until = self._clock.now() + timedelta(hours=1)
             news = Closed(until, "limit")
             await self._do(CloseGate(until), self._store.update_gate("codex", news))
             value = b"%d %d" % (self._orders.round, n)
-            await self._do(Remember("beat", value), self._store.put("beat", value))
+            await self._do(Put("beat", value), self._store.put("beat", value))
 
     async def _drive(self, holder: HolderId) -> None:
         while True:
@@ -295,16 +293,16 @@ class _Writer:
     async def _begin(self, claim: Claim) -> None:
         run, now = self._ids.make_run(), self._clock.now()
         created = Created(run, claim.agent, claim.item.id, "claude", now)
-        await self._do(Begin(claim, created), self._store.change(claim, run, created))
+        await self._do(CreateRun(claim, created), self._store.change(claim, run, created))
 
-    async def _try_again(self, claim: Claim, run: RunId) -> Claim | None:
+    async def _retry_item(self, claim: Claim, run: RunId) -> Claim | None:
         """End the run, and begin another one for the same item, unless it was asked to stop."""
         error = ErrorFact("crashed", "It crashed.")
         end = Finished(self._clock.now(), "failed", error=error)
         await self._do(EndRun(claim, run, end), self._store.change(claim, run, end))
         spends = self._random.random() < 0.5
         again = _unless_refused(self._store.retry(claim, spends=spends))
-        tried = await self._do(Again(claim, spends), again)
+        tried = await self._do(Retry(claim, spends), again)
         if tried:
             await self._begin(tried)
         return tried
@@ -332,7 +330,7 @@ class _Writer:
             launched, offset = None, stretch.to_offset
         await self._follow_up(claim)
         if self._random.random() < 0.3:
-            if not await self._try_again(claim, run):
+            if not await self._retry_item(claim, run):
                 await self._do(Ended(claim), self._store.settle(claim))
                 return
             run = await self._run_of(claim)
@@ -342,12 +340,11 @@ class _Writer:
         await self._do(Append(claim, stretch), self._store.append(claim, batch_of(stretch)))
 
     async def _follow_up(self, claim: Claim) -> None:
-        taken = await self._do(Take(claim, 3), self._store.offer_followups(claim, 3))
-        for n, item in enumerate(taken):
-            if n == 0:
-                await self._do(Absorb(claim, item.id), self._store.absorb(claim, item.id))
-            elif n == 1:
-                await self._do(GiveBack(claim, item.id), self._store.return_offer(claim, item.id))
+        taken = await self._do(OfferFollowups(claim, 3), self._store.offer_followups(claim, 3))
+        outcomes: tuple[OfferOutcome, ...] = get_args(OfferOutcome)
+        for item, outcome in zip(taken, outcomes, strict=False):
+            close = self._store.close_offer(claim, item.id, outcome)
+            await self._do(CloseOffer(claim, item.id, outcome), close)
 
     async def _end(self, claim: Claim, stretch: Stretch) -> None:
         is_done = self._random.random() < 0.8
@@ -360,24 +357,24 @@ class _Writer:
             await self._do(Settle(claim, stretch, finished), settled)
         else:
             rested = self._store.settle(claim, finished, batch, keep_warm=True)
-            await self._do(Rest(claim, stretch, finished), rested)
-            await self._after_resting(Lease(claim.agent, claim.holder, claim.fence))
+            await self._do(SettleWarm(claim, stretch, finished), rested)
+            await self._after_settling_warm(Lease(claim.agent, claim.holder, claim.fence))
 
-    async def _after_resting(self, hold: Lease) -> None:
+    async def _after_settling_warm(self, lease: Lease) -> None:
         """Release the lane, wake it, or leave it to the next task that starts a run in it."""
         chance = self._random.random()
         if chance < 0.3:
-            await self._do(LetGo(hold), _unless_refused(self._let_go(hold)))
+            await self._do(ReleaseLane(lease), _unless_refused(self._release_lane(lease)))
         elif chance < 0.6:
-            message = structs.replace(self._message(), agent=hold.agent, kind="self", key=None)
-            woken = _unless_refused(self._store.start_unprompted(hold, message))
-            claim = await self._do(Wake(hold, message), woken)
+            message = structs.replace(self._message(), agent=lease.agent, kind="self", key=None)
+            woken = _unless_refused(self._store.continue_with(lease, message))
+            claim = await self._do(StartUnprompted(lease, message), woken)
             if claim:
                 await self._begin(claim)
                 await self._work(claim)
 
-    async def _let_go(self, hold: Lease) -> bool:
-        await self._store.release_lane(hold)
+    async def _release_lane(self, lease: Lease) -> bool:
+        await self._store.release_lane(lease)
         return True
 
     async def _accept(self, message: Message) -> Accepted:

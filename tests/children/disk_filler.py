@@ -30,7 +30,7 @@ SENDERS = 6
 ALL = 1_000_000
 
 
-class Story(Struct):
+class DiskReport(Struct):
     """What was acknowledged, what failed, and what was found in the end."""
 
     acked_before: list[ItemId] = []
@@ -47,7 +47,7 @@ class Story(Struct):
 async def main(home: Path) -> None:
     ballast = home.with_name("ballast")
     ballast.write_bytes(b"x" * BALLAST_BYTES)
-    story = Story()
+    story = DiskReport()
     store = await SqliteStore.open(home)
     claim = await _claim(store, home)
 
@@ -62,7 +62,8 @@ async def main(home: Path) -> None:
 
     store = await SqliteStore.open(home)
     story.found_at_the_end = [i.id for i in await store.items(limit=ALL)]
-    story.offset_at_the_end = (await store.process(PROCESS)).offset
+    [process] = await store.processes([PROCESS])
+    story.offset_at_the_end = process.offset
     story.events_at_the_end = len(await store.events(limit=ALL))
     story.problems = await store.check()
     await store.close()
@@ -78,7 +79,7 @@ async def _claim(store: SqliteStore, home: Path) -> Claim:
     return claim
 
 
-async def _write_until_full(store: SqliteStore, claim: Claim, story: Story) -> None:
+async def _write_until_full(store: SqliteStore, claim: Claim, story: DiskReport) -> None:
     """Several at once, so that a full disk meets whole groups."""
     async with anyio.create_task_group() as tasks:
         for _ in range(SENDERS):
@@ -86,7 +87,7 @@ async def _write_until_full(store: SqliteStore, claim: Claim, story: Story) -> N
         tasks.start_soon(_append_until_full, store, claim, story)
 
 
-async def _send_until_full(store: SqliteStore, story: Story) -> None:
+async def _send_until_full(store: SqliteStore, story: DiskReport) -> None:
     try:
         while True:
             accepted = await store.accept(Message(AGENT, "x" * MESSAGE_BYTES))
@@ -95,7 +96,7 @@ async def _send_until_full(store: SqliteStore, story: Story) -> None:
         story.errors.append((error.code, error.retryable, str(error)))
 
 
-async def _append_until_full(store: SqliteStore, claim: Claim, story: Story) -> None:
+async def _append_until_full(store: SqliteStore, claim: Claim, story: DiskReport) -> None:
     try:
         while True:
             await store.append(claim, _batch(story.offset_before))

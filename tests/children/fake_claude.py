@@ -1,4 +1,4 @@
-"""A program that speaks as Claude Code does on its stream-json lines, and plays what it is told.
+"""A program with the stream-json protocol of Claude Code. It plays the steps in its prompt.
 
     fake_claude.py [--resume TOKEN | --session-id TOKEN] …
 

@@ -1,4 +1,4 @@
-"""A program that speaks as Codex does, and plays what it is told.
+"""A program with the protocols of Codex. It plays the steps in its prompt.
 
     fake_codex.py app-server …                  JSON-RPC over its pipes, for many turns
     fake_codex.py exec [resume] … [THREAD] -    one turn; its prompt is its input
@@ -31,8 +31,8 @@ NOTHING = dict.fromkeys(CALL, 0)
 FILLED = {"usedPercent": 12.0, "windowDurationMins": 300, "resetsAt": 4102444800}
 
 
-class Turned(Exception):
-    """A request is turned down."""
+class RequestRefused(Exception):
+    """A request is refused."""
 
     def __init__(self, message: str, code: int = INVALID_REQUEST) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class Codex(Player):
 
     def load(self) -> None:
         if not self.file.exists():
-            raise Turned(f"no rollout found for thread id {self.thread}")
+            raise RequestRefused(f"no rollout found for thread id {self.thread}")
         self.memory, self.total, self.last = json.loads(self.file.read_text())
 
     def save(self, turn: str) -> None:
@@ -94,7 +94,7 @@ class AppServer(Codex):
                 self.listen(None)
 
     def listen(self, seconds: float | None) -> None:
-        """Read input. When stdin is closed, the server exits in mid-turn and ends its commands."""
+        """Read input. When stdin is closed, the server exits in the turn and ends its commands."""
         super().listen(seconds)
         if not self.is_open and not self.is_deaf:
             for _, process in self.running.values():
@@ -109,12 +109,14 @@ class AppServer(Codex):
         elif "id" in told:
             try:
                 self.asked(told["id"], told["method"], told.get("params") or {})
-            except Turned as turned:
+            except RequestRefused as turned:
                 say(error=turned.error, id=told["id"])
 
     def asked(self, request: Any, method: str, params: Frame) -> None:
         if self.is_initialized == (method == "initialize"):
-            raise Turned("Already initialized" if self.is_initialized else "Not initialized")
+            raise RequestRefused(
+                "Already initialized" if self.is_initialized else "Not initialized"
+            )
         known = {
             "initialize": self.initialize,
             "thread/start": self.start_thread,
@@ -125,7 +127,7 @@ class AppServer(Codex):
             "thread/backgroundTerminals/terminate": self.terminate,
         }
         if method not in known:
-            raise Turned(f"Invalid request: unknown variant `{method}`")
+            raise RequestRefused(f"Invalid request: unknown variant `{method}`")
         known[method](request, params)
 
     def initialize(self, request: Any, params: Frame) -> None:
@@ -147,7 +149,7 @@ class AppServer(Codex):
         self.memory, self.total, self.last = asked.memory, asked.total, asked.last
         self.tell("thread/status/changed", status={"type": "idle"})
         say(id=request, result=self.opened(params))
-        # What its last turn had used is told again.
+        # The usage of the last turn is reported again.
         self.tell_usage(str(self.last))
         self.tell("thread/goal/cleared")
 
@@ -160,7 +162,7 @@ class AppServer(Codex):
         self.check_thread(params)
         if (size := sum(map(len, texts_of(params)))) > LONGEST_CHARS:
             longest = f"Input exceeds the maximum length of {LONGEST_CHARS} characters."
-            raise Turned(f"{longest} {size}", INVALID_PARAMS)
+            raise RequestRefused(f"{longest} {size}", INVALID_PARAMS)
         if self.turn is None:
             self.turn = str(uuid.uuid4())
             self.turns.append((self.turn, params))
@@ -171,12 +173,12 @@ class AppServer(Codex):
     def steer(self, request: Any, params: Frame) -> None:
         self.check_thread(params)
         if "expectedTurnId" not in params:
-            raise Turned("Invalid request: missing field `expectedTurnId`")
+            raise RequestRefused("Invalid request: missing field `expectedTurnId`")
         if self.turn is None:
-            raise Turned("no active turn to steer")
+            raise RequestRefused("no active turn to steer")
         if params["expectedTurnId"] != self.turn:
             found = f"expected active turn id `{params['expectedTurnId']}`"
-            raise Turned(f"{found} but found `{self.turn}`")
+            raise RequestRefused(f"{found} but found `{self.turn}`")
         self.steers.append(params)
         say(id=request, result={"turnId": self.turn})
 
@@ -186,13 +188,13 @@ class AppServer(Codex):
             self.wants_end = True
             self.interrupts.append(request)
         elif params["turnId"]:
-            raise Turned("no active turn to interrupt")
+            raise RequestRefused("no active turn to interrupt")
         else:
             say(id=request, result={})
 
     def terminate(self, request: Any, params: Frame) -> None:
         if not self.is_experimental:
-            raise Turned(f"{params['processId']} requires experimentalApi capability")
+            raise RequestRefused(f"{params['processId']} requires experimentalApi capability")
         item, process = self.running.pop(params["processId"])
         end(process)
         say(id=request, result={"terminated": True})
@@ -200,7 +202,7 @@ class AppServer(Codex):
 
     def check_thread(self, params: Frame) -> None:
         if not self.is_begun or params["threadId"] != self.thread:
-            raise Turned(f"thread not found: {params['threadId']}")
+            raise RequestRefused(f"thread not found: {params['threadId']}")
 
     # -- playing
 
@@ -313,7 +315,7 @@ class AppServer(Codex):
         self.unheard += self.show(self.steers.pop(0))
 
     def do_ask(self, given: Frame) -> None:
-        """A command, or a change of files, that needs leave."""
+        """A command or a file change that needs approval."""
         if changes := given.get("changes"):
             item, kind = named("fileChange", changes=changes, status="inProgress"), "fileChange"
             more: Frame = {"reason": None, "grantRoot": None}
@@ -360,7 +362,7 @@ class Exec(Codex):
         try:
             if self.is_resumed:
                 self.load()
-        except Turned as turned:
+        except RequestRefused as turned:
             sys.stderr.write(f"Error: thread/resume: {turned} (code {INVALID_REQUEST})\n")
             return 1
         say(type="thread.started", thread_id=self.thread)

@@ -20,7 +20,7 @@ def linger() -> None:
 
 
 def ignore() -> None:
-    """Deaf to every signal that can be ignored, and so is its child."""
+    """Ignore every signal that can be ignored, also in its child."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     _linger_in_fork()
@@ -65,8 +65,8 @@ def print_without_end() -> None:
         os.write(1, b"y" * 65536)
 
 
-def die_of_eof() -> None:
-    """Take SIGINT as a joke; end when stdin does."""
+def exit_at_eof() -> None:
+    """Ignore SIGINT; exit when stdin is closed."""
     signal.signal(signal.SIGINT, lambda *_: _say(b"ouch\n"))
     _say(b"ready\n")
     while data := os.read(0, 65536):
@@ -74,7 +74,7 @@ def die_of_eof() -> None:
     _say(b"eof\n")
 
 
-def die_of_interrupt() -> None:
+def exit_at_interrupt() -> None:
     signal.signal(signal.SIGINT, lambda *_: os._exit(7))
     _say(b"ready\n")
     while data := os.read(0, 65536):

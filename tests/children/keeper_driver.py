@@ -1,7 +1,7 @@
 """A driver: starts a keeper and talks to it.
 
-As a program, it talks to the keeper of DIRECTORY. It obeys lines on stdin and says what came of
-each:
+As a program, it talks to the keeper of DIRECTORY. It executes the commands on stdin and prints the
+result of each:
 
 claim FENCE         claim
 frame KEY TEXT      send a frame
@@ -131,7 +131,7 @@ class Driver:
     """One connection to the keeper of a directory."""
 
     def __init__(self, directory: Path) -> None:
-        # The long way round: a socket's own path may have 107 bytes only.
+        # Through the directory, because the path of a socket is limited to 107 bytes.
         place = os.open(directory, os.O_PATH)
         self.socket = socket.socket(socket.AF_UNIX)
         try:
@@ -162,17 +162,17 @@ class Driver:
     def stop(self, reason: str = "user_stop") -> dict[str, Any]:
         """Stop it and wait for its end."""
         assert self.ask({"type": "stop", "reason": reason}) == {"type": "ok"}
-        return self.hear()
+        return self.read_answer()
 
     def ask(self, message: Mapping[str, Any], body: bytes = b"") -> dict[str, Any]:
         self.say(message, body)
-        return self.hear()
+        return self.read_answer()
 
     def say(self, message: Mapping[str, Any], body: bytes = b"") -> None:
         self.socket.sendall(json.dumps(message).encode() + b"\n" + body)
 
-    def hear(self) -> dict[str, Any]:
-        """The next answer; an empty one when the keeper has hung up."""
+    def read_answer(self) -> dict[str, Any]:
+        """Read the next answer; empty if the keeper has closed the connection."""
         while b"\n" not in self._rest:
             try:
                 data = self.socket.recv(65536)

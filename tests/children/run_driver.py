@@ -1,6 +1,6 @@
 """A program that drives one run, to be killed while it does.
 
-The first line on its stdin is an `Order`, those after it are each a `Wish`. It prints the run's id,
+The first line on its stdin is an `Order`, each later line is a `Action`. It prints the run's id,
 then every event as a line of JSON, and ends when nothing is left to drive.
 """
 
@@ -37,7 +37,7 @@ class Order(Struct, frozen=True):
     run: str | None = None
 
 
-class Wish(Struct, frozen=True):
+class Action(Struct, frozen=True):
     """What to do now: offer a message, allow what was asked for, or end it for a reason."""
 
     steer: str | None = None
@@ -73,7 +73,7 @@ async def _run(library: Steadyrun, order: Order) -> RunHandle:
 
 async def _obey(run: RunHandle, lines: AsyncIterator[bytes]) -> None:
     async for line in lines:
-        wish = msgspec.json.decode(line, type=Wish)
+        wish = msgspec.json.decode(line, type=Action)
         if wish.steer is not None:
             await run.steer(wish.steer)
         if wish.allow is not None:

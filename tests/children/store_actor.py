@@ -1,4 +1,5 @@
-"""A process on a store that does what it is told: a command a line on stdin, an answer on stdout.
+"""A process that executes commands on a store: one command per line on stdin, one answer per line
+on stdout.
 
 join                    become a holder
 claim                   own a lane, begin its run and open a process for it
@@ -46,7 +47,7 @@ class Actor:
         self._run, self._process = self._ids.make_run(), self._ids.make_process()
         self._offset = 0
 
-    async def obey(self) -> None:
+    async def execute(self) -> None:
         verbs: dict[str, Callable[..., Awaitable[object]]] = {
             "join": self._join,
             "claim": self._claim_one,
@@ -170,7 +171,7 @@ async def _next_line() -> str:
 
 async def main(home: Path) -> None:
     store = await SqliteStore.open(home)
-    await Actor(home, store).obey()
+    await Actor(home, store).execute()
     await store.close()
 
 

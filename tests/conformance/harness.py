@@ -10,10 +10,10 @@ import msgspec
 
 import steadyrun
 from steadyrun.config import Config, ProviderSettings, load
-from steadyrun.config.schema import ClockSettings
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.secret import Secret
 from steadyrun.providers.registry import make_dialect
+from steadyrun.runtime.run.timeouts import Timeouts
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.provider_conformance import Prompt, Situation
@@ -21,8 +21,8 @@ from steadyrun.testing.provider_conformance import Prompt, Situation
 CANARY = "canary-7f3a-of-the-environment"
 # The keeper's reserve is 64 MiB.
 BALLAST_BYTES = 48 << 20
-# Who does not obey is not given ten seconds.
-_IMPATIENT = ClockSettings(interrupt_seconds=2.0)
+# A CLI that ignores an interrupt is killed sooner than after the default of ten seconds.
+_IMPATIENT = Timeouts(interrupt_seconds=2.0)
 
 
 class Program:
@@ -65,16 +65,18 @@ class LibraryHarness:
         self._settings, self._prompts = settings, prompts
         self._free = frozenset(prompts[situation].text for situation in free)
 
-    def prompt(self, situation: Situation) -> Prompt | None:
+    def find_prompt(self, situation: Situation) -> Prompt | None:
         return self._prompts.get(situation)
 
     @asynccontextmanager
-    async def library(self, *, command: tuple[str, ...] | None = None) -> AsyncIterator[Program]:
+    async def open_library(
+        self, *, command: tuple[str, ...] | None = None
+    ) -> AsyncIterator[Program]:
         async with steadyrun.open(self._config(command)) as library:
             yield Program(library, self.provider, self.cwd, self._free)
 
     @asynccontextmanager
-    async def store(self) -> AsyncIterator[Store]:
+    async def open_store(self) -> AsyncIterator[Store]:
         store = await SqliteStore.open(self.home)
         try:
             yield store

@@ -1,10 +1,10 @@
 """A real CLI with a simulated model behind it, for the promises of the provider suite.
 
-The model does as it is told: the first word of a prompt is the deed.
+The first word of a prompt selects what the simulated model does.
 """
 
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from steadyrun.config import ProviderSettings
-from steadyrun.testing.model_servers.content import CallBlock, answer, text
+from steadyrun.testing.model_servers.content import CallBlock, answer, make_text
 from steadyrun.testing.model_servers.faults import StreamGate
 from steadyrun.testing.model_servers.openai_responses import REMINDERS
 from steadyrun.testing.model_servers.protocol import ModelRequest, ServerStep, collect_user_texts
@@ -50,7 +50,7 @@ BEYOND_A_MODEL = {
     "check_a_line_of_invalid_utf8_is_kept",
     "check_stderr_does_not_block_and_is_not_stored",
 }
-# What is asked for in words is done by a command that needs no leave.
+# These situations are caused by a command that needs no approval.
 SHELL: dict[str, str] = {
     "waits": f"until test -e {GO}; do sleep 0.02; done",
     "crashes": "kill -KILL $PPID; sleep 60",
@@ -61,16 +61,15 @@ SHELL: dict[str, str] = {
 
 @dataclass(frozen=True)
 class RealCli:
-    """A CLI, how its model runs a command and asks for one, and the promises that it cannot keep.
+    """A CLI, a tool call of its model that must be approved, and the promises that do not apply.
 
-    `options` are the provider's own. `more` are deeds that only this one knows, `free` those that
-    it can do only when it may do everything. `arguments` make it begin, and end at once: started
-    many at a time, the first one must not be the first of all.
+    `options` are those of the provider. `more` are situations that only this CLI has, `free` those
+    that it gets into only when it may do everything. With `arguments` the CLI starts and ends at
+    once: that makes its database before many processes start together.
     """
 
     cli: Cli
-    run: Callable[[str], CallBlock]
-    asks: CallBlock
+    request_file: CallBlock
     not_applicable: frozenset[str]
     options: Mapping[str, Any] = field(default_factory=dict)
     prompts: Mapping[Situation, Prompt] = field(default_factory=lambda: PROMPTS)
@@ -87,13 +86,13 @@ class RealCli:
             yield {
                 promise.name: pool.submit(self._keep, promise, places.mktemp("real"), server.url)
                 for promise in PROMISES
-                if any(name.endswith(f"[{promise.name}]") for name in names)
+                if any(self.cli.name in name and promise.name in name for name in names)
             }
 
     def check(self, promise: ProviderPromise, kept: Kept, place: Path) -> None:
         """It was kept, or is one of those that cannot be."""
         self.cli.program()
-        why_not = promise.why_not(self._harness(place, ""))
+        why_not = promise.find_skip_reason(self._harness(place, ""))
         assert (promise.name in self.not_applicable) == (why_not is not None), why_not
         if why_not:
             pytest.skip(f"{self.cli.name}: {why_not}")
@@ -102,7 +101,7 @@ class RealCli:
 
     def _keep(self, promise: ProviderPromise, place: Path, url: str) -> None:
         made = self._harness(place, url)
-        if promise.why_not(made) is None:
+        if promise.find_skip_reason(made) is None:
             self._warm(place, url)
             anyio.run(promise.check, made)
 
@@ -140,19 +139,19 @@ class RealCli:
     def _begin(self, deed: str, history: str) -> ServerStep:
         match deed:
             case "answers":
-                return answer(text("4", "2"))
+                return answer(make_text("4", "2"))
             case "recalls":
                 return answer("7f3a" if "learns 7f3a" in history else "nothing")
             case "hangs":
-                return answer(text("one", StreamGate()))
+                return answer(make_text("one", StreamGate()))
             case "asks":
-                return answer(self.asks)
+                return answer(self.request_file)
             case "tells_secret_in_pieces":
-                return answer(text("it is ", *CANARY, "."))
+                return answer(make_text("it is ", *CANARY, "."))
             case _ if deed in self.more:
                 return answer("one", self.more[deed])
             case _ if deed in SHELL:
-                return answer("one", self.run(SHELL[deed]))
+                return answer("one", self.cli.run_command(SHELL[deed]))
             case _:
                 return answer("one")
 

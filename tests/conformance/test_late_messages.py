@@ -19,20 +19,20 @@ from tests.conformance.test_providers import harness_of, play_of
 FATES = (FollowupAbsorbed, FollowupOwnTurn, FollowupReturned)
 
 
-def test_a_message_that_is_taken_too_late_has_a_turn_of_its_own(tmp_path: Path) -> None:
+def test_message_absorbed_too_late_gets_an_own_turn(tmp_path: Path) -> None:
     anyio.run(_check_late_message, tmp_path)
 
 
 async def _check_late_message(place: Path) -> None:
     harness = harness_of("codex", place)
     with anyio.fail_after(TIMEOUT_SECONDS):
-        async with harness.library() as library:
+        async with harness.open_library() as library:
             run = await library.start(play_of({"late": "one"}))
             await wait_until_busy(run)
             offer = await run.steer("more")
             assert not isinstance(offer, Refused)
             first = await run.result()
-            async with harness.store() as store:
+            async with harness.open_store() as store:
                 runs = await _two_that_are_over(store, first.agent)
                 events = await store.events(agent=first.agent, limit=ALL)
                 items = await store.items(first.agent, include_settled=True)

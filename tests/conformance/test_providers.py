@@ -51,7 +51,7 @@ def play_of(*steps: object) -> str:
 
 
 def _telling(tool: object) -> Prompt:
-    """A fake that tells the secret in every way it has."""
+    """A fake CLI that prints the secret in every kind of output."""
     return Prompt(
         play_of(
             {"text": f"it is {CANARY}."},
@@ -167,13 +167,13 @@ PROMPTS: dict[str, dict[Situation, Prompt]] = {
 }
 _ALONE = (sys.executable, "-I", "-S")
 _CODEX = (*_ALONE, fake_codex.__file__)
-# In place of a CLI that need not be installed: a program that speaks as it does.
+# A fake program with the protocol of the CLI, so that the CLI need not be installed.
 SETTINGS = {
     "claude": ProviderSettings(command=(*_ALONE, fake_claude.__file__)),
     "codex": ProviderSettings(command=_CODEX),
     "codex exec": ProviderSettings(command=_CODEX, options={"one_shot": True}),
 }
-# Promises of one that listens while it works.
+# Promises of a provider that reads input during a turn.
 _LISTENING = {
     "check_the_fate_of_a_message_is_recorded",
     "check_any_program_can_steer",
@@ -185,7 +185,7 @@ _LISTENING = {
     "check_the_first_answer_counts",
     "check_a_run_can_be_cancelled_during_an_approval",
 }
-# What cannot be, and is no omission.
+# Promises that do not apply to a provider, on purpose.
 NOT_APPLICABLE = {
     "claude": {
         "check_a_changed_input_is_refused_by_name",
@@ -246,11 +246,11 @@ def _name(pair: tuple[str, ProviderPromise]) -> str:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=_name)
-def test_a_provider_keeps_its_promise(
+def test_provider_keeps_its_promise(
     pair: tuple[str, ProviderPromise], kept: dict[str, "Future[None]"]
 ) -> None:
     provider, promise = pair
-    why_not = promise.why_not(harness_of(provider, Path()))
+    why_not = promise.find_skip_reason(harness_of(provider, Path()))
     assert (promise.name in NOT_APPLICABLE[provider]) == (why_not is not None), why_not
     if why_not:
         pytest.skip(f"{provider}: {why_not}")
@@ -258,7 +258,7 @@ def test_a_provider_keeps_its_promise(
     kept[_name(pair)].result()
 
 
-_TEST = test_a_provider_keeps_its_promise.__name__
+_TEST = test_provider_keeps_its_promise.__name__
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +274,7 @@ def on_small_disks(
 
 
 @pytest.mark.parametrize("provider", PROMPTS)
-def test_a_full_disk_ends_the_run(
+def test_full_disk_ends_the_run(
     provider: str,
     on_small_disks: dict[str, "Future[subprocess.CompletedProcess[str]]"],
     tmp_path: Path,
@@ -303,7 +303,7 @@ def keep(
     provider: str, promise: ProviderPromise, place: Path, *, has_small_disk: bool = False
 ) -> None:
     harness = harness_of(provider, place, has_small_disk=has_small_disk)
-    if promise.why_not(harness) is None:
+    if promise.find_skip_reason(harness) is None:
         anyio.run(promise.check, harness)
 
 

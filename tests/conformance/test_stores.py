@@ -21,7 +21,7 @@ from steadyrun.model.gate import Accounts
 from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.item import Claim
 from steadyrun.model.secret import Scrubber, Secret
-from steadyrun.store import Store
+from steadyrun.store import MaintainedStore
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.stores.memory.tables import Tables
 from steadyrun.stores.sqlite import SqliteStore
@@ -35,7 +35,7 @@ CANARY = 'canary "7f3a"\n-ß-🐤'
 
 
 class MemoryHarness:
-    """Stores over the same tables, which hear of each other through the same hints."""
+    """Stores over the same tables, which share one notifier."""
 
     def __init__(self, home: Path) -> None:
         self.clock = FakeClock()
@@ -46,7 +46,7 @@ class MemoryHarness:
 
     async def open(
         self, hints: Notifier | None = None, *, accounts: Accounts | None = None
-    ) -> Store:
+    ) -> MaintainedStore:
         return MemoryStore(
             self.clock,
             tables=self._tables,
@@ -55,7 +55,7 @@ class MemoryHarness:
             accounts=accounts,
         )
 
-    async def claim_and_die(self, agent: AgentId | None = None) -> Claim:
+    async def claim_and_exit(self, agent: AgentId | None = None) -> Claim:
         store = await self.open()
         holder = await store.join("child")
         [claim] = await claim_lanes(store, holder.id, agent=agent)
@@ -63,7 +63,7 @@ class MemoryHarness:
         return claim
 
     @asynccontextmanager
-    async def stalled(self) -> AsyncIterator[None]:
+    async def pause_writes(self) -> AsyncIterator[None]:
         yield
 
     async def close(self) -> None:
@@ -71,7 +71,7 @@ class MemoryHarness:
 
 
 class SqliteHarness:
-    """Stores on one home. A holder that dies is a real process that is killed."""
+    """Stores on one home. A dead holder is a real process that was killed."""
 
     def __init__(self, home: Path) -> None:
         self.clock = FakeClock()
@@ -82,7 +82,7 @@ class SqliteHarness:
 
     async def open(
         self, hints: Notifier | None = None, *, accounts: Accounts | None = None
-    ) -> Store:
+    ) -> MaintainedStore:
         store = await SqliteStore.open(
             self._home,
             clock=self.clock,
@@ -93,12 +93,12 @@ class SqliteHarness:
         self._opened.append(store)
         return store
 
-    async def claim_and_die(self, agent: AgentId | None = None) -> Claim:
+    async def claim_and_exit(self, agent: AgentId | None = None) -> Claim:
         now = self.clock.now()
         return await anyio.to_thread.run_sync(_claim_and_die, self._home, now, agent)
 
     @asynccontextmanager
-    async def stalled(self) -> AsyncIterator[None]:
+    async def pause_writes(self) -> AsyncIterator[None]:
         connection = sqlite3.connect(self._home / "steadyrun.db", isolation_level=None)
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -116,15 +116,13 @@ Engine: TypeAlias = type[MemoryHarness] | type[SqliteHarness]
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
 @pytest.mark.parametrize("engine", [MemoryHarness, SqliteHarness])
-def test_an_engine_keeps_its_promise(engine: Engine, promise: Promise, tmp_path: Path) -> None:
+def test_store_keeps_its_promise(engine: Engine, promise: Promise, tmp_path: Path) -> None:
     anyio.run(_keep, engine, promise, tmp_path)
 
 
 @pytest.mark.parametrize("promise", DURABLE_PROMISES, ids=lambda promise: promise.__name__)
 @pytest.mark.parametrize("engine", [SqliteHarness])
-def test_a_durable_engine_keeps_its_promise(
-    engine: Engine, promise: Promise, tmp_path: Path
-) -> None:
+def test_durable_store_keeps_its_promise(engine: Engine, promise: Promise, tmp_path: Path) -> None:
     anyio.run(_keep, engine, promise, tmp_path)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from steadyrun.config import UNTRUSTED_SETTINGS, list_kinds, list_patterns, load
 from steadyrun.model.policy import Mode
+from steadyrun.providers.registry import BUILT_IN
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -46,3 +47,9 @@ def test_defaults_on_the_page_are_the_real_defaults(tmp_path: Path) -> None:
 
     assert f'| `store` | string | `"{settings.store}"` |' in PAGE
     assert f'| `"{settings.daemon.listen}"` |' in PAGE
+
+
+def test_page_lists_the_built_in_kinds_of_providers() -> None:
+    kinds = ", ".join(f"`{kind}`" for kind in sorted(BUILT_IN))
+
+    assert f"These kinds of providers are built in: {kinds}." in PAGE

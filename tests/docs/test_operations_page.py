@@ -2,17 +2,21 @@
 
 import ast
 import re
-import shutil
 import sqlite3
 import subprocess
 from contextlib import closing
 from pathlib import Path
 
 from steadyrun import errors
-from steadyrun.cli.systemd import REQUIRED_SETTINGS, SystemdUnit, find_units, read_service
+from steadyrun.cli.systemd import (
+    ADVISED_SETTINGS,
+    REQUIRED_SETTINGS,
+    SystemdUnit,
+    find_units,
+    read_service,
+)
 from steadyrun.runtime.log import LOG_EVENTS
-from tests.support.commands import ROOT, environment, first_run, steadyrun
-from tests.support.require import require
+from tests.support.commands import COMMAND, ROOT, environment, first_run, steadyrun
 
 PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 
@@ -27,6 +31,10 @@ def test_doctor_accepts_the_unit_on_the_page(tmp_path: Path) -> None:
     unit.parent.mkdir(parents=True)
     unit.write_text(block("ini"))
 
+    program = tmp_path / ".local/bin/steadyrun"
+    program.parent.mkdir(parents=True)
+    program.touch()
+
     assert list(find_units({"HOME": str(tmp_path)}, tmp_path)) == [SystemdUnit(unit)]
     service = read_service([unit.read_text()])
     assert service["ExecStop"].endswith("steadyrun down --keep")
@@ -34,13 +42,12 @@ def test_doctor_accepts_the_unit_on_the_page(tmp_path: Path) -> None:
 
 
 def test_page_explains_each_line_that_doctor_requires() -> None:
-    assert [
-        key for key, value in REQUIRED_SETTINGS.items() if f"| `{key}={value}` |" not in PAGE
-    ] == []
+    settings = {**REQUIRED_SETTINGS, **ADVISED_SETTINGS}
+    assert [key for key, value in settings.items() if f"| `{key}={value}` |" not in PAGE] == []
 
 
 def test_page_lists_exactly_the_facts() -> None:
-    listed = re.findall(r"^\| `([a-z.]+)` \| (info|warning|error) \| (.+) \|$", PAGE, re.MULTILINE)
+    listed = re.findall(r"^\| `([a-z._]+)` \| (info|warning|error) \| (.+) \|$", PAGE, re.MULTILINE)
 
     assert listed == [(kind.name, kind.level, kind.meaning) for kind in LOG_EVENTS]
 
@@ -67,21 +74,24 @@ def test_page_has_a_remedy_for_every_error_of_the_store() -> None:
 
 
 def test_backup_made_as_on_the_page_can_be_restored(tmp_path: Path) -> None:
-    require("sqlite3", shutil.which("sqlite3") is not None, "the command of SQLite")
     home, other = tmp_path / "home", tmp_path / "other"
     run = first_run(home)
     (home / "roles").mkdir()
     (home / "roles" / "coder.md").write_text("You write code.")
+    path = f"{COMMAND.parent}:{environment(home)['PATH']}"
 
     with closing(sqlite3.connect(home / "steadyrun.db")) as user:
         user.execute("SELECT count(*) FROM runs").fetchall()
         done = subprocess.run(
-            ["sh", "-eu", "-c", block("sh")], env=environment(home), timeout=60, check=False
+            ["sh", "-eu", "-c", block("sh")],
+            env={**environment(home), "PATH": path},
+            timeout=60,
+            check=False,
         )
-    [copy] = home.glob("steadyrun-*")
-    copy.rename(other)
+    [copy] = home.glob("steadyrun-*.backup")
 
-    assert done.returncode == 0
+    assert (done.returncode, copy.stat().st_mode & 0o777) == (0, 0o600)
+    assert steadyrun(other, "restore", str(copy)).returncode == 0
     assert (other.stat().st_mode & 0o777, (other / "roles/coder.md").exists()) == (0o700, True)
     assert (other / "steadyrun.db").stat().st_mode & 0o777 == 0o600
     assert run in steadyrun(other, "runs").stdout

@@ -88,6 +88,18 @@ def test_readme_shows_the_real_output_of_its_examples(tmp_path: Path) -> None:
     assert without_ids(printed) == without_ids(sorted(shown_by_cli.splitlines()))
 
 
+def test_commands_page_shows_the_real_output_of_its_run(tmp_path: Path) -> None:
+    page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"```\n\$ steadyrun run [^\n]*\n(.*?)```", page, re.DOTALL)
+    [prompt] = [each for each in blocks("docs/commands.md", "text") if each.startswith("script:")]
+
+    done = steadyrun(tmp_path / "home", "run", "--provider", "scripted", prompt)
+
+    printed = sorted((done.stdout + done.stderr).splitlines())
+    expected = sorted(shown.replace("run_…", "run_x").splitlines())
+    assert without_ids(printed) == without_ids(expected)
+
+
 def without_ids(lines: list[str]) -> list[str]:
     """Leave out what differs from run to run: ids and durations."""
     return [re.sub(r"run_\w+|\s*[\d.]+m?s\b", "", line) for line in lines]
@@ -108,7 +120,10 @@ def test_every_guarantee_names_a_test_that_exists() -> None:
 
 
 def has_test(file: Path, name: str) -> bool:
-    return file.exists() and (not name or f"\ndef {name}(" in file.read_text(encoding="utf-8"))
+    """Whether the file has the test; without a name, whether the file exists."""
+    if not file.exists() or not name:
+        return file.exists()
+    return re.search(rf"^(async )?def {name}\(", file.read_text(encoding="utf-8"), re.M) is not None
 
 
 def test_ci_runs_the_make_targets_for_dependencies_check_and_test() -> None:

@@ -29,28 +29,27 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run, RunChange, add_counts, build_status_events, step
 from steadyrun.store import AbandonedLane, Accepted, Holder, Lane, Started
 from tests.children.crash_writer import (
-    Absorb,
     Accept,
-    Again,
     Append,
-    Begin,
     Cancel,
     CloseGate,
+    CloseOffer,
+    CreateRun,
     Ended,
     EndRun,
-    GiveBack,
-    Hire,
     Join,
-    LetGo,
+    OfferFollowups,
     Op,
     OpenProcess,
-    Remember,
-    Rest,
+    Put,
+    ReleaseLane,
+    Retry,
     Settle,
+    SettleWarm,
+    StartDirect,
     StartOne,
+    StartUnprompted,
     Stretch,
-    Take,
-    Wake,
     created_by,
     events_of,
 )
@@ -63,23 +62,22 @@ RESULTS: dict[type, Any] = {
     Join: Holder,
     Accept: Accepted,
     Cancel: Item,
-    Begin: Run,
+    CreateRun: Run,
     OpenProcess: None,
     Append: AppendResult,
-    Take: list[Item],
-    Absorb: None,
-    GiveBack: None,
+    OfferFollowups: list[Item],
+    CloseOffer: None,
     Settle: Item,
     StartOne: list[Started],
-    Rest: Item,
+    SettleWarm: Item,
     EndRun: Run,
     Ended: Item,
-    Again: Claim | None,
-    Wake: Claim | None,
-    LetGo: bool | None,
-    Hire: Started,
+    Retry: Claim | None,
+    StartUnprompted: Claim | None,
+    ReleaseLane: bool | None,
+    StartDirect: Started,
     CloseGate: Gate,
-    Remember: None,
+    Put: None,
 }
 
 
@@ -126,33 +124,33 @@ class Model:
                 self._accept(op, result)
             case Cancel():
                 self._cancel(op.item, result)
-            case Hire():
-                self._hire(op, result)
+            case StartDirect():
+                self._start_direct(op, result)
             case CloseGate():
                 assert (result.is_closed, result.until) == (True, op.until)
                 self.gates[result.provider] = result
                 self.log.append((EventId(f"gate:{len(self.log) + 1}"), None))
-            case Remember():
+            case Put():
                 self.kv[op.key] = op.value
-            case Begin():
+            case CreateRun():
                 self._begin(op, result)
             case OpenProcess():
                 self._put_process(op.process)
             case Append():
                 self._append(op.claim, op.stretch, result)
-            case Take():
-                self._take(op, result)
-            case Absorb():
+            case OfferFollowups():
+                self._offer_followups(op, result)
+            case CloseOffer(outcome="absorbed"):
                 main = self.items[op.claim.item.id]
                 self._put(replace(self.items[op.item], delivery="absorbed", run=main.run))
-            case GiveBack():
+            case CloseOffer():
                 self._requeue(self.items[op.item], None)
             case Settle():
                 self._append(op.claim, op.stretch, None)
                 self.settle(op.claim, op.finished, result)
             case StartOne():
                 self._start(op, result)
-            case Rest():
+            case SettleWarm():
                 self._append(op.claim, op.stretch, None)
                 self._end(op.claim, op.finished, result)
                 self._lane(op.claim.agent, status="warm")
@@ -161,14 +159,14 @@ class Model:
             case Ended():
                 self._end(op.claim, None, result)
                 self._free(op.claim.agent)
-            case Again():
-                self._again(op, result)
-            case Wake():
-                self._wake(op, result)
-            case LetGo():
-                assert bool(result) == self.is_warm(op.hold)
+            case Retry():
+                self._retry(op, result)
+            case StartUnprompted():
+                self._start_unprompted(op, result)
+            case ReleaseLane():
+                assert bool(result) == self.is_warm(op.lease)
                 if result:
-                    self.let_go(op.hold)
+                    self.release_lane(op.lease)
             case _:
                 assert_never(op)
 
@@ -178,9 +176,9 @@ class Model:
         self._end(claim, change, result)
         self._free(claim.agent)
 
-    def let_go(self, hold: Lease) -> None:
-        assert self.is_warm(hold)
-        self._free(hold.agent)
+    def release_lane(self, lease: Lease) -> None:
+        assert self.is_warm(lease)
+        self._free(lease.agent)
 
     def reap(self, dead: HolderId, heir: HolderId, lost: Sequence[AbandonedLane]) -> list[Lease]:
         """Check that `heir` got every lane of `dead`; return the holds that are over."""
@@ -234,9 +232,9 @@ class Model:
         return [lane for lane in lanes if lane.queued and lane.holder in {None, holder}
                 and lane.status != "held" and not self.agents[lane.agent].is_direct]  # fmt: skip
 
-    def is_warm(self, hold: Lease) -> bool:
-        lane = self.lanes[hold.agent]
-        return (lane.status, lane.holder, lane.fence) == ("warm", hold.holder, hold.fence)
+    def is_warm(self, lease: Lease) -> bool:
+        lane = self.lanes[lease.agent]
+        return (lane.status, lane.holder, lane.fence) == ("warm", lease.holder, lease.fence)
 
     def claim_on(self, lane: Lane, holder: HolderId, at: datetime | None) -> Claim:
         """The claim that is given for the lane."""
@@ -301,7 +299,7 @@ class Model:
         held = {"status": "held", "holder": holder, "fence": claim.fence}
         self._lane(claim.agent, queued=lane.queued - 1, **held)
 
-    def _hire(self, op: Hire, started: Started) -> None:
+    def _start_direct(self, op: StartDirect, started: Started) -> None:
         self.add_agent(op.agent)
         item = replace(started.claim.item, run=None)
         accepted = replace(item, status="queued", attempt=0, started_at=None)
@@ -309,7 +307,7 @@ class Model:
         lane = self.lanes[op.agent.id]
         self._hold_lane(lane, op.holder, replace(started.claim, item=item))
         assert (started.agent, started.session, started.process) == (op.agent, None, None)
-        self._begin(Begin(started.claim, created_by(op, op.agent, item)), started.run)
+        self._begin(CreateRun(started.claim, created_by(op, op.agent, item)), started.run)
         assert started.claim.item == self.items[item.id]
 
     def _start(self, op: StartOne, result: Sequence[Started]) -> None:
@@ -320,10 +318,10 @@ class Model:
             assert (started.agent, started.session) == (agent, None)
             assert started.before == (self.runs[item.before] if item.before else None)
             assert started.process == max(self._processes_of(agent.id), key=_id, default=None)
-            self._begin(Begin(started.claim, created_by(op, agent, item)), started.run)
+            self._begin(CreateRun(started.claim, created_by(op, agent, item)), started.run)
             assert item == self.items[item.id]
 
-    def _again(self, op: Again, result: Claim | None) -> None:
+    def _retry(self, op: Retry, result: Claim | None) -> None:
         assert (result is None) == self.items[op.claim.item.id].cancel_requested
         if result is None:
             return
@@ -336,11 +334,11 @@ class Model:
                 self._requeue(item, None)
         self._put(main)
 
-    def _wake(self, op: Wake, result: Claim | None) -> None:
-        assert (result is not None) == self.is_warm(op.hold)
+    def _start_unprompted(self, op: StartUnprompted, result: Claim | None) -> None:
+        assert (result is not None) == self.is_warm(op.lease)
         if result is not None:
-            lane, item = self.lanes[op.hold.agent], result.item
-            assert result == Claim(lane.agent, op.hold.holder, op.hold.fence, item)
+            lane, item = self.lanes[op.lease.agent], result.item
+            assert result == Claim(lane.agent, op.lease.holder, op.lease.fence, item)
             assert (item.seq, item.text, item.kind) == (lane.last_seq + 1, op.message.text, "self")
             assert (item.status, item.delivery, item.attempt) == ("running", "none", 1)
             self._put(item)
@@ -355,7 +353,7 @@ class Model:
             self._settle_with(item, run, result.settled_at)
         assert result == self.items[claim.item.id]
 
-    def _begin(self, op: Begin, result: Run) -> None:
+    def _begin(self, op: CreateRun, result: Run) -> None:
         run = step(None, op.created)
         assert result == run
         self._put_run(run)
@@ -377,7 +375,7 @@ class Model:
         after = self.lanes[claim.agent].event_seq
         assert result in {None, AppendResult(after - before, after, len(self.log))}
 
-    def _take(self, op: Take, result: Sequence[Item]) -> None:
+    def _offer_followups(self, op: OfferFollowups, result: Sequence[Item]) -> None:
         agent = op.claim.agent
         assert [item.id for item in result] == [i.id for i in self.steerable(agent)[: op.limit]]
         for item in result:

@@ -5,23 +5,21 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import anyio
-
-from steadyrun.model.ids import AgentId
 from tests.children.keeper_driver import eventually
 from tests.support.cli_home import CliHome, cli_home, end_daemon, steps_around, wait_for_text
 from tests.support.commands import steadyrun
 from tests.support.daemon_harness import killable_daemon, running_daemon, script
 
 LIMITED = 'script:[{"rate_limit": {"resets_in": 600}}]'
-KEY_A, KEY_B = "7f3a-ziegelrot-5be1", "91c2-grasgruen-08ad"
+# Each part is too long to appear in an id or a fingerprint by chance.
+KEY_A, KEY_B = "himmelblau-ziegelrot", "sonnengelb-grasgruen"
 
 
 def config(key: str, more: str = "") -> str:
     return f'[providers.scripted.env]\nSCRIPTED_API_KEY = "{key}"\n{more}'
 
 
-def test_a_new_key_goes_on_at_once_and_the_old_one_stays_closed(tmp_path: Path) -> None:
+def test_agent_with_a_new_key_continues_while_the_old_account_stays_closed(tmp_path: Path) -> None:
     with cli_home(tmp_path) as home:
         write(home, config(KEY_A))
         home.add_agent("ada")
@@ -59,7 +57,7 @@ def test_a_new_key_goes_on_at_once_and_the_old_one_stays_closed(tmp_path: Path) 
     assert has_key == [home.path / "config.toml"]
 
 
-def test_a_run_that_is_taken_over_tells_the_gate_of_its_own_key(tmp_path: Path) -> None:
+def test_rate_limit_of_an_adopted_run_closes_the_gate_of_its_own_account(tmp_path: Path) -> None:
     """It is refused with the old key, so the item goes on at once with the new one."""
     with cli_home(tmp_path) as home:
         write(home, config(KEY_A))
@@ -85,38 +83,32 @@ def test_a_run_that_is_taken_over_tells_the_gate_of_its_own_key(tmp_path: Path) 
     assert {gate["state"] for gate in listed} == {"closed"}
 
 
-def test_a_turn_of_its_own_is_on_the_account_of_its_process(tmp_path: Path) -> None:
+async def test_unprompted_turn_is_on_the_account_of_its_process(tmp_path: Path) -> None:
     """The daemon with the new key has found a process that was launched with the old one."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "config.toml").write_text(config(KEY_A))
 
-    async def first() -> AgentId:
-        async with killable_daemon(tmp_path, "before start_unprompted") as (home, daemon):
-            ada = await home.add_agent("ada")
-            steps = [{"text": "by itself"}, {"rate_limit": {"resets_in": 600}}]
-            later = {"self_turn": {"after": 1.0, "steps": steps}}
-            await home.send(ada, script(later, {"text": "one"}))
-            await daemon.wait_until_killed()
-            return ada
+    async with killable_daemon(tmp_path, "before continue_with warm") as (home, daemon):
+        ada = await home.add_agent("ada")
+        steps = [{"text": "by itself"}, {"rate_limit": {"resets_in": 600}}]
+        later = {"self_turn": {"after": 1.0, "steps": steps}}
+        await home.send(ada, script(later, {"text": "one"}))
+        await daemon.wait_until_killed()
+    async with running_daemon(tmp_path, config=config(KEY_B)) as harness:
+        await harness.wait_for_text(ada, "by itself")
 
-    async def second(ada: AgentId) -> None:
-        async with running_daemon(tmp_path, config=config(KEY_B)) as harness:
-            await harness.wait_for_text(ada, "by itself")
+        async def has_ended() -> bool:
+            return [run.status for run in await harness.runs(ada)][1:] == ["rate_limited"]
 
-            async def has_ended() -> bool:
-                return [run.status for run in await harness.runs(ada)][1:] == ["rate_limited"]
-
-            await harness.wait_until(ada, has_ended)
-            [asked, own] = await harness.runs(ada)
-            assert own.account == asked.account != harness.store.accounts["scripted"]
-            assert await harness.store.gates() == []
-            [gate] = await harness.store.gates(include_others=True)
-            assert (gate.account, gate.is_closed, gate.run) == (own.account, True, own.id)
-
-    anyio.run(second, anyio.run(first))
+        await harness.wait_until(ada, has_ended)
+        [asked, own] = await harness.runs(ada)
+        assert own.account == asked.account != harness.store.accounts["scripted"]
+        assert await harness.store.gates() == []
+        [gate] = await harness.store.gates(include_others=True)
+        assert (gate.account, gate.is_closed, gate.run) == (own.account, True, own.id)
 
 
-def test_an_announced_retry_holds_back_the_account_of_its_process(tmp_path: Path) -> None:
+def test_announced_retry_suspends_the_account_of_its_process(tmp_path: Path) -> None:
     with cli_home(tmp_path) as home:
         write(home, config(KEY_A))
         home.add_agent("ada")
@@ -128,14 +120,14 @@ def test_an_announced_retry_holds_back_the_account_of_its_process(tmp_path: Path
         write(home, config(KEY_B))
         home.up()
         (tmp_path / "go").touch()
-        listed = eventually(lambda: suspected(home), "that it was asked to wait")
+        listed = eventually(lambda: suspected(home), "that a run waits")
         [old, new] = sorted(listed, key=lambda gate: gate["is_present"])
 
     assert (old["is_present"], old["state"]) == (False, "suspect")
     assert (new["is_present"], new["state"]) == (True, "open")
 
 
-def test_a_variable_that_is_not_set_keeps_no_daemon_from_its_work(tmp_path: Path) -> None:
+def test_unset_variable_of_a_provider_fails_its_item_and_not_the_daemon(tmp_path: Path) -> None:
     with cli_home(tmp_path) as home:
         write(home, config("${NOT_SET_AT_ALL}"))
         home.add_agent("ada")

@@ -79,7 +79,7 @@ STEPS = (
     "offer_followups",
     "send offer",
     "append absorbed",
-    "absorb",
+    "close_offer absorbed",
     "append approval",
     "send decide",
     "send offer 2",
@@ -105,7 +105,7 @@ SAME_AS_BEFORE = frozenset(
         "after launch",
         "before link claim",
         "before append started",
-        "before absorb",
+        "before close_offer absorbed",
         "before change created",
         "before append started 2",
         "before change created 2",
@@ -119,7 +119,13 @@ NEVER_STARTED = (
     "after open_process",
     "before start keeper",
 )
-CANCEL_STEPS = ("send recall", "append returned", "return_offer", "cancel", "send interrupt")
+CANCEL_STEPS = (
+    "send recall",
+    "append returned",
+    "close_offer returned",
+    "cancel",
+    "send interrupt",
+)
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,7 @@ class Drivers:
         for each in self._all:
             self._free.put(each)
 
-    def obey(self, order: Order) -> Outcome:
+    def execute_order(self, order: Order) -> Outcome:
         forking = self._free.get()
         try:
             assert forking.stdin
@@ -214,7 +220,7 @@ def played(
 
 
 @pytest.mark.parametrize("case", NAMED, ids=lambda case: case.name)
-def test_a_driver_may_be_killed_at_any_step(
+def test_run_is_completed_when_its_driver_is_killed_at_any_step(
     case: Case, played: dict[str, "Future[Record]"]
 ) -> None:
     record = played[case.name].result()
@@ -226,13 +232,13 @@ def test_a_driver_may_be_killed_at_any_step(
         _check(record)
 
 
-_STEPS_TEST = test_a_driver_may_be_killed_at_any_step.__name__
+_STEPS_TEST = test_run_is_completed_when_its_driver_is_killed_at_any_step.__name__
 
 
 # -- random ones
 
 
-def test_a_driver_may_be_killed_at_any_moment(
+def test_run_is_completed_when_its_drivers_are_killed_at_random_moments(
     drivers: Drivers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kills = _from_environment("STEADYRUN_ADOPTION_KILLS", 50)
@@ -291,7 +297,7 @@ def _play(drivers: Drivers, place: Path, case: Case) -> Record:
 def _kill(drivers: Drivers, place: Path, case: Case) -> int:
     """How many drivers were killed before one came to the end."""
     for number, kill in enumerate(case.kills):
-        outcome = drivers.obey(msgspec.structs.replace(kill, home=str(place / "home")))
+        outcome = drivers.execute_order(msgspec.structs.replace(kill, home=str(place / "home")))
         assert not outcome.problem, outcome.problem
         if outcome.signal is None:
             return number
@@ -300,7 +306,7 @@ def _kill(drivers: Drivers, place: Path, case: Case) -> int:
 
 def _finished(drivers: Drivers, place: Path, story: str) -> Record:
     """Let a last driver take over, and look."""
-    last = drivers.obey(Order(str(place / "home"), story))
+    last = drivers.execute_order(Order(str(place / "home"), story))
     assert not last.problem, last.problem
     return anyio.run(_read, place, story)
 
@@ -325,7 +331,7 @@ async def _read(place: Path, story: str) -> Record:
             items=sorted(items, key=lambda item: item.seq),
             runs=list(reversed(await store.runs())),
             events=await store.events(limit=ALL),
-            processes=await store.open_processes(),
+            processes=await store.processes(),
             lanes=[(await store.lane(agent)).status for agent in {item.agent for item in items}],
             holders=len(await store.holders()),
             problems=await store.check(),
@@ -337,14 +343,14 @@ async def _read(place: Path, story: str) -> Record:
 # -- keepers are killed, too
 
 
-@pytest.mark.parametrize("victims", ["keeper", "keeper and outer"])
-def test_nothing_outlives_a_killed_keeper(tmp_path: Path, victims: str) -> None:
+@pytest.mark.parametrize("targets", ["keeper", "keeper and outer"])
+def test_no_process_outlives_a_killed_keeper(tmp_path: Path, targets: str) -> None:
     async def main() -> Run:
         async with _library(tmp_path) as library:
             story = stories(tmp_path)["busy"]
             run = await library.start(story.prompt, provider=story.provider, cwd=tmp_path)
             await _until_it_says(run, Note)
-            _kill_keepers(tmp_path, victims)
+            _kill_keepers(tmp_path, targets)
             return await run.result()
 
     ended = anyio.run(main)
@@ -353,7 +359,7 @@ def test_nothing_outlives_a_killed_keeper(tmp_path: Path, victims: str) -> None:
     _check_soundness(anyio.run(_read, tmp_path, "busy"))
 
 
-def test_a_run_needs_no_outer_process(tmp_path: Path) -> None:
+def test_run_completes_without_its_outer_process(tmp_path: Path) -> None:
     async def main() -> Run:
         async with _library(tmp_path) as library:
             story = stories(tmp_path)["busy"]
@@ -400,7 +406,7 @@ def test_next_driver_records_a_turn_that_ended_without_a_driver(
     assert record.runs[0].text == "two"
 
 
-def test_a_keeper_that_does_not_answer_for_a_while_is_asked_again(
+def test_stopped_keeper_is_claimed_again_until_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Counter[str]()
@@ -428,7 +434,7 @@ def test_a_keeper_that_does_not_answer_for_a_while_is_asked_again(
     _check_followups(record)
 
 
-def test_a_turn_that_the_cli_begins_itself_is_given_its_time(tmp_path: Path) -> None:
+def test_unprompted_turn_may_last_longer_than_the_close_timeout(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "config.toml").write_text("[clocks]\nclose_seconds = 0.1\n")
 
@@ -448,7 +454,9 @@ def test_a_turn_that_the_cli_begins_itself_is_given_its_time(tmp_path: Path) -> 
     ]
 
 
-def test_a_directory_that_cannot_be_made_is_an_error_with_a_name(tmp_path: Path) -> None:
+def test_run_fails_with_launch_failed_if_the_process_folder_cannot_be_created(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "processes").touch()
 
@@ -464,7 +472,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_with_a_name(tmp_path: Path)
     assert ended.error.code == "launch_failed"
 
 
-def test_a_keeper_that_comes_too_late_starts_nothing(tmp_path: Path) -> None:
+def test_keeper_of_a_run_that_was_given_up_starts_nothing(tmp_path: Path) -> None:
     place = tmp_path / "prc"
     place.mkdir()
 
@@ -500,7 +508,7 @@ def _stopped_keeper(place: Path) -> Iterator[None]:
 
 def _leave_alone(drivers: Drivers, place: Path, story: str) -> None:
     """Have a run begun, and its driver killed."""
-    killed = drivers.obey(Order(str(place / "home"), story, step="after append started"))
+    killed = drivers.execute_order(Order(str(place / "home"), story, step="after append started"))
     assert killed.signal == signal.SIGKILL, killed.problem
 
 
@@ -522,9 +530,9 @@ def _journal(place: Path) -> Path:
     return journal
 
 
-def _kill_keepers(place: Path, victims: str) -> None:
-    """Kill those who keep the only process of a home, both at the same moment."""
-    pids = [_keepers(place)[victim] for victim in victims.split(" and ")]
+def _kill_keepers(place: Path, targets: str) -> None:
+    """Kill the keeper and the outer process of the only process of a home, at the same moment."""
+    pids = [_keepers(place)[target] for target in targets.split(" and ")]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             os.kill(pid, number)
@@ -583,11 +591,11 @@ def _check_followups(record: Record) -> None:
         FollowupOwnTurn: "own_turn",
         FollowupReturned: "returned",
     }
-    told: Counter[str] = Counter(_item(seen) for seen in record.of(*ends))
+    ended_offers: Counter[str] = Counter(_item(seen) for seen in record.of(*ends))
     for item in record.items[1:]:
         if item.kind == "self":
             continue
-        assert told[item.id] == 1, [seen.event for seen in record.events]
+        assert ended_offers[item.id] == 1, [seen.event for seen in record.events]
         [end] = [ends[type(seen.event)] for seen in record.of(*ends) if _item(seen) == item.id]
         assert item.delivery == end
     offered = Counter(_item(seen) for seen in record.of(FollowupOffered))

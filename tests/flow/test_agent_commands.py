@@ -28,7 +28,8 @@ AGENT_KEYS = [
 ]  # fmt: skip
 ITEM_KEYS = [
     "id", "agent", "status", "delivery", "run", "text", "reply", "kind", "followup", "attempt",
-    "waiting", "until", "error", "retry_of", "files", "created_at", "started_at", "settled_at",
+    "waiting", "until", "reason", "error", "retry_of", "files", "text_pruned", "created_at",
+    "started_at", "settled_at",
 ]  # fmt: skip
 NO_DAEMON = "no daemon is running: steadyrun up\n"
 
@@ -41,7 +42,7 @@ def home(tmp_path: Path) -> Path:
 @contextmanager
 def daemon(home: Path, *words: str) -> Iterator["subprocess.Popen[str]"]:
     """The small daemon of the tests, ready, in a process of its own; gone at the end."""
-    program = ROOT / "tests/children/small_daemon_child.py"
+    program = ROOT / "tests/children/small_daemon.py"
     with subprocess.Popen(
         [sys.executable, program, home, *words],
         env=environment(home) | {"PYTHONPATH": str(ROOT)},
@@ -84,7 +85,7 @@ def said(home: Path, *words: str) -> tuple[int, str, str]:
     return done.returncode, out, err
 
 
-def test_an_agent_comes_changes_and_goes(home: Path) -> None:
+def test_agent_is_added_listed_changed_shown_and_removed(home: Path) -> None:
     home.mkdir()
     (home / "roles").mkdir()
     (home / "roles" / "tester.md").write_text("Test.")
@@ -152,7 +153,7 @@ def test_an_agent_comes_changes_and_goes(home: Path) -> None:
         (["pause"], 2, "usage"),
     ],
 )  # fmt: skip
-def test_invalid_arguments_are_reported_by_name(
+def test_invalid_arguments_are_reported_by_error_code(
     home: Path, words: list[str], code: int, error: str
 ) -> None:
     done = steadyrun(home, "agent", *words, "--json")
@@ -161,7 +162,15 @@ def test_invalid_arguments_are_reported_by_name(
     assert json.loads(done.stdout)["error"]["code"] == error
 
 
-def test_a_name_is_taken_once_and_an_agent_of_the_configuration_is_read_only(home: Path) -> None:
+def test_budget_of_a_provider_without_usage_is_refused_with_the_reason(home: Path) -> None:
+    words = ["--provider", "shell", "--home", "/", "--budget", "day=5"]
+    done = steadyrun(home, "agent", "add", "ada", *words)
+
+    assert done.returncode == 2
+    assert "it reports no usage" in done.stderr
+
+
+def test_taken_name_and_change_of_a_configured_agent_are_refused(home: Path) -> None:
     async def configured() -> None:
         store = await SqliteStore.open(home)
         await store.add_agent(Agent(AgentId("agt_1"), "eve", ("scripted",), "/", origin="config"))
@@ -243,7 +252,7 @@ def test_impossible_request_is_refused_and_accepts_no_item(
     assert document(home, "inbox", "--all") == {"items": []}
 
 
-def test_a_long_message_comes_through_the_standard_input(home: Path) -> None:
+def test_message_of_1_mb_is_read_from_stdin_and_5_mb_are_refused(home: Path) -> None:
     add(home)
 
     def pipe(text: str) -> "subprocess.CompletedProcess[str]":
@@ -259,7 +268,7 @@ def test_a_long_message_comes_through_the_standard_input(home: Path) -> None:
     assert [len(item["text"]) for item in document(home, "inbox")["items"]] == [1_000_000]
 
 
-def test_one_key_is_one_item(home: Path) -> None:
+def test_message_with_the_same_key_is_accepted_once(home: Path) -> None:
     add(home)
 
     first, again = (document(home, "send", "ada", "hello", "--key", "k") for _ in range(2))
@@ -267,7 +276,7 @@ def test_one_key_is_one_item(home: Path) -> None:
     assert first == again
 
 
-def test_with_a_daemon_a_message_is_run_and_its_answer_awaited(home: Path) -> None:
+def test_send_with_wait_prints_the_reply_of_the_agent(home: Path) -> None:
     add(home)
 
     with daemon(home):
@@ -292,7 +301,7 @@ def test_with_a_daemon_a_message_is_run_and_its_answer_awaited(home: Path) -> No
     ]  # fmt: skip
 
 
-def test_an_item_that_a_key_names_again_is_shown_as_it_ended(home: Path) -> None:
+def test_send_with_the_key_of_a_settled_item_prints_its_reply(home: Path) -> None:
     add(home)
 
     with daemon(home):
@@ -329,7 +338,7 @@ def test_wait_ends_after_its_timeout_and_another_process_cancels_the_item(home: 
     assert list(status) == ["run", "item", "status", "stop_reason"]
 
 
-def test_ctrl_c_once_leaves_and_twice_cancels(home: Path) -> None:
+def test_ctrl_c_once_stops_waiting_and_twice_cancels_the_item(home: Path) -> None:
     add(home)
 
     def interrupted(times: int) -> tuple[int, str]:
@@ -388,22 +397,22 @@ def test_tail_follows_stored_and_live_events_across_a_killed_daemon(home: Path) 
     ) as tail:  # fmt: skip
         assert tail.stdout
         try:
-            heard: list[Any] = []
+            events: list[Any] = []
             with daemon(home):
-                while "text.delta" not in {event["type"] for event in heard}:
+                while "text.delta" not in {event["type"] for event in events}:
                     said(home, "send", "ada", "hello", "--wait")
-                    heard += _until_end(tail.stdout)
+                    events += _until_end(tail.stdout)
             with daemon(home, "idle"):
                 said(home, "send", "ada", "two")
             with daemon(home):
                 said(home, "send", "ada", "three", "--wait")
-                heard += [*_until_end(tail.stdout), *_until_end(tail.stdout)]
+                events += [*_until_end(tail.stdout), *_until_end(tail.stdout)]
         finally:
             tail.kill()
 
-    cursors = [event["cursor"] for event in heard if event["cursor"] is not None]
+    cursors = [event["cursor"] for event in events if event["cursor"] is not None]
     assert cursors == list(range(1, len(cursors) + 1))
-    assert heard[-1]["data"]["text"] == "You said: three"
+    assert events[-1]["data"]["text"] == "You said: three"
 
 
 def _until_end(lines: Any) -> list[Any]:
@@ -414,7 +423,7 @@ def _until_end(lines: Any) -> list[Any]:
     return found
 
 
-def test_tail_takes_kinds_and_a_cursor(home: Path) -> None:
+def test_tail_selects_events_by_kind_count_and_cursor(home: Path) -> None:
     add(home)
     with daemon(home):
         for text in ("one", "fail", "two"):
@@ -445,7 +454,7 @@ def test_tail_takes_kinds_and_a_cursor(home: Path) -> None:
     "words",
     [["tail", "ada", "--all"], ["tail", "ada", "--kind", "noise"], ["tail", "ada", "--after", "x"]],
 )
-def test_a_wrong_tail_is_a_usage_error(home: Path, words: list[str]) -> None:
+def test_invalid_tail_options_are_a_usage_error(home: Path, words: list[str]) -> None:
     add(home)
 
     assert said(home, *words)[0] == 2
@@ -536,11 +545,12 @@ def test_call_lost_with_its_daemon_is_repeated_only_if_it_is_idempotent(
     assert [item["text"] for item in items] == ["surely"]
 
 
-def test_a_stopped_daemon_is_none_and_the_store_is_used(home: Path) -> None:
+def test_command_uses_the_store_when_the_daemon_is_stopped(home: Path) -> None:
     add(home)
 
     with daemon(home, "idle") as child:
         os.kill(child.pid, signal.SIGSTOP)
         sent = said(home, "send", "ada", "hello")
 
-    assert sent == (0, "* itm_… queued for ada\n", NO_DAEMON)
+    assert sent[:2] == (0, "* itm_… queued for ada\n")
+    assert sent[2].startswith(f"the daemon {child.pid} of {home} does not answer: it is stopped")

@@ -14,11 +14,15 @@ import pytest
 from steadyrun.errors import StoreBusy
 from steadyrun.lib.task_group import task_group
 from steadyrun.model import event as ev
+from steadyrun.model.agent import Agent
 from steadyrun.model.event import LiveEvent
 from steadyrun.model.gate import Opened
-from steadyrun.model.ids import AgentId
+from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
+from steadyrun.model.item import Item, Message
+from steadyrun.model.process import Process
+from steadyrun.model.run import Created
 from steadyrun.runtime.process_pool import Capacity
-from steadyrun.store import Store
+from steadyrun.store import Start, Store
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children.adoption_steps import WatchedStore
 from tests.children.keeper_driver import eventually
@@ -66,14 +70,16 @@ class Trap:
 
 
 @asynccontextmanager
-async def trapped(place: Path, step: str, room: Capacity) -> AsyncIterator[DaemonHarness]:
-    """A team whose store is locked at that step, until the daemon has told of it."""
+async def daemon_with_locked_store(
+    place: Path, step: str, room: Capacity
+) -> AsyncIterator[DaemonHarness]:
+    """A daemon whose store is locked at that step, until the daemon has reported the outage."""
     (place / "home").mkdir()
-    impatient = await SqliteStore.open(place / "home", patience_seconds=SHORT_SECONDS)
+    store = await SqliteStore.open(place / "home", busy_seconds=SHORT_SECONDS)
     trap = Trap(step, Lock(place / "home"))
     try:
         async with (
-            running_daemon(place, room, wrap_store=lambda _: _watched(impatient, trap)) as harness,
+            running_daemon(place, room, wrap_store=lambda _: _watched(store, trap)) as harness,
             task_group() as tasks,
         ):
             # What a daemon does at its start is over then.
@@ -85,19 +91,19 @@ async def trapped(place: Path, step: str, room: Capacity) -> AsyncIterator[Daemo
             tasks.cancel_scope.cancel()
     finally:
         trap.lock.close()
-        await impatient.close()
+        await store.close()
 
 
-def _watched(store: Store, trap: "Trap | Busy") -> Any:
+def _watched(store: Store, trap: "Trap | Busy | FailsToClose") -> Any:
     return WatchedStore(store, trap)  # type: ignore[arg-type]
 
 
 async def _free(harness: DaemonHarness, trap: Trap) -> None:
-    def is_told() -> bool:
-        told = harness.log.facts_of("store.failed")
-        return any("agent" in each or trap.step == each["phase"] for each in told)
+    def is_logged() -> bool:
+        facts = harness.log.facts_of("store.failed")
+        return any("agent" in each or trap.step == each["phase"] for each in facts)
 
-    await anyio.to_thread.run_sync(eventually, is_told, "the trouble")
+    await anyio.to_thread.run_sync(eventually, is_logged, "the trouble")
     trap.lock.leave()
 
 
@@ -136,9 +142,8 @@ async def _steer(harness: DaemonHarness, ada: AgentId) -> None:
 
 
 async def _leave_over(harness: DaemonHarness, ada: AgentId) -> None:
-    item = await harness.send(ada, script({"text": "one"}, harness.gates.wait_step("go")))
-    await harness.wait_for_text(ada, "one")
-    own = await harness.send(ada, say("two"))
+    item = await harness.send_waiting(ada)
+    own = await harness.send(ada, say("one"))
     await harness.wait_for_event(ada, ev.FollowupOffered)
     harness.gates.open("go")
     assert (await harness.wait_until_settled(item)).status == "completed"
@@ -159,9 +164,9 @@ async def _make_room(harness: DaemonHarness, ada: AgentId) -> None:
     assert (await harness.send_and_wait(ada, say("three"))).reply == "three"
 
 
-Story = Callable[[DaemonHarness, AgentId], Awaitable[None]]
-# The step, what is done, and what is told of it in the record.
-STORIES: dict[str, tuple[Story, str | None]] = {
+Action = Callable[[DaemonHarness, AgentId], Awaitable[None]]
+# The step, what is done, and what the record has about it.
+ACTIONS: dict[str, tuple[Action, str | None]] = {
     "start": (_talk, None),
     "open_process": (_talk, "start"),
     "append started": (_talk, "append"),
@@ -171,35 +176,30 @@ STORIES: dict[str, tuple[Story, str | None]] = {
     "change created": (_crash, "start"),
     "close_process": (_crash, "settle"),
     "offer_followups": (_steer, "append"),
-    "absorb": (_steer, "append"),
+    "close_offer absorbed": (_steer, "append"),
     "continue_with": (_leave_over, "append"),
-    "start_unprompted": (_wake, "append"),
+    "continue_with warm": (_wake, "append"),
     "release_lane": (_make_room, "settle"),
 }
 
 
-@pytest.mark.parametrize("step", STORIES)
-def test_a_store_that_is_busy_for_a_while_delays_and_nothing_else(
-    tmp_path: Path, step: str
-) -> None:
-    story, phase = STORIES[step]
+@pytest.mark.parametrize("step", ACTIONS)
+async def test_busy_store_delays_a_run_and_loses_nothing(tmp_path: Path, step: str) -> None:
+    action, phase = ACTIONS[step]
 
-    async def main() -> None:
-        async with trapped(tmp_path, step, Capacity(processes=1)) as harness:
-            ada = await harness.add_agent("ada")
-            await story(harness, ada)
-            eve = await harness.add_agent("eve")
-            assert (await harness.send_and_wait(eve, say("I am fine"))).status == "completed"
-            assert (await harness.send_and_wait(ada, say("so am I"))).status == "completed"
+    async with daemon_with_locked_store(tmp_path, step, Capacity(processes=1)) as harness:
+        ada = await harness.add_agent("ada")
+        await action(harness, ada)
+        eve = await harness.add_agent("eve")
+        assert (await harness.send_and_wait(eve, say("I am fine"))).status == "completed"
+        assert (await harness.send_and_wait(ada, say("so am I"))).status == "completed"
 
-            texts = await harness.texts(ada)
-            assert texts.count("one") == (4 if story is _crash else 1)
-            failed = await harness.events_of(ada, ev.RecordFailed)
-            assert [each.phase for each in failed] == ([phase] if phase else [])
-            events = await harness.events(ada)
-            assert [seen.seq for seen in events] == [*range(1, len(events) + 1)]
-
-    anyio.run(main)
+        texts = await harness.texts(ada)
+        assert texts.count("one") == (4 if action is _crash else 1)
+        failed = await harness.events_of(ada, ev.RecordFailed)
+        assert [each.phase for each in failed] == ([phase] if phase else [])
+        events = await harness.events(ada)
+        assert [seen.seq for seen in events] == [*range(1, len(events) + 1)]
 
 
 @dataclass
@@ -216,52 +216,93 @@ class Busy:
         return answer
 
 
-def test_a_store_that_is_busy_when_the_lanes_of_the_dead_are_looked_at_is_no_bug(
+async def test_busy_store_at_a_reap_is_logged_and_is_not_a_bug(
     tmp_path: Path,
 ) -> None:
     busy = Busy()
 
-    async def main() -> None:
-        # The harness asserts that no bug was logged.
-        async with running_daemon(
-            tmp_path, wrap_store=lambda store: _watched(store, busy)
-        ) as harness:
-            ada = await harness.add_agent("ada")
-            await wait_for(lambda: harness.log.facts_of("store.failed"), "the trouble")
-            assert (await harness.send_and_wait(ada, say("one"))).reply == "one"
+    # The harness asserts that no bug was logged.
+    async with running_daemon(tmp_path, wrap_store=lambda store: _watched(store, busy)) as harness:
+        ada = await harness.add_agent("ada")
+        await wait_for(lambda: harness.log.facts_of("store.failed"), "the trouble")
+        assert (await harness.send_and_wait(ada, say("one"))).reply == "one"
 
-            assert busy.reaps == 2
-            assert harness.log.facts_of("store.failed") == [{"phase": "reap", "code": "store_busy"}]
-
-    anyio.run(main)
+        assert busy.reaps == 2
+        assert harness.log.facts_of("store.failed") == [{"phase": "reap", "code": "store_busy"}]
 
 
-def test_subscriber_receives_a_failed_write_at_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        (tmp_path / "home").mkdir()
-        impatient = await SqliteStore.open(tmp_path / "home", patience_seconds=SHORT_SECONDS)
-        lock = Lock(tmp_path / "home")
-        async with running_daemon(tmp_path, wrap_store=lambda _: impatient) as harness:
-            ada = await harness.add_agent("ada")
-            item = await harness.send(ada, script({"text": "one"}, harness.gates.wait_step("go")))
-            await harness.wait_for_text(ada, "one")
-            seat = harness.daemon.workers.find(ada)
-            assert seat
-            with seat.lane.feed.subscribe() as listener:
-                lock.take()
-                harness.gates.open("go")
-                while not isinstance(news := await listener.next(), LiveEvent):
-                    pass
-                assert isinstance(news.event, ev.RecordFailed)
-                assert news.run == (await harness.store.item(item)).run
-                assert await harness.events_of(ada, ev.RecordFailed) == []
-                lock.leave()
-            assert (await harness.wait_until_settled(item)).status == "completed"
-            await harness.wait_for_event(ada, ev.RecordFailed)
-        lock.close()
-        await impatient.close()
+@dataclass
+class FailsToClose:
+    """A store that is busy at the first call of `close_process`."""
 
-    anyio.run(main)
+    was_busy: bool = False
+
+    async def take(self, names: Sequence[str], doing: Coroutine[Any, Any, Answer]) -> Answer:
+        if "close_process" in names and not self.was_busy:
+            self.was_busy = True
+            doing.close()
+            raise StoreBusy("another process writes", path=Path("steadyrun.db"))
+        return await doing
+
+
+async def test_lane_whose_adoption_failed_on_a_busy_store_is_adopted_at_the_next_reap(
+    tmp_path: Path,
+) -> None:
+    async with running_daemon(
+        tmp_path, wrap_store=lambda store: _watched(store, FailsToClose())
+    ) as harness:
+        agents = [await harness.add_agent(name) for name in ("ada", "bo")]
+        items = await _start_and_leave(harness, agents)
+        await harness.daemon._reap_if_possible()
+        assert harness.log.facts_of("store.failed") == [{"phase": "reap", "code": "store_busy"}]
+        await harness.daemon._reap_if_possible()
+
+        replies = [(await harness.wait_until_settled(item)).reply for item in items]
+        assert replies == ["one", "one"]
+
+
+async def _start_and_leave(harness: DaemonHarness, agents: Sequence[AgentId]) -> list[ItemId]:
+    """Items that another holder has claimed. It leaves before it has launched their processes."""
+    store, items = harness.store, []
+    holder = (await store.join("daemon")).id
+    for agent in agents:
+        start = Start(holder, _create_run, frozenset())
+        accepted = await store.accept(Message(agent, say("one")), start)
+        assert accepted.started
+        claim, now = accepted.started.claim, accepted.started.run.created_at
+        row = Process(ProcessId(f"proc_{agent}"), agent, "scripted", "here", "none", now, seal="")
+        await store.open_process(claim, row)
+        items.append(claim.item.id)
+    await store.leave(holder)
+    return items
+
+
+def _create_run(agent: Agent, item: Item) -> Created:
+    return Created(RunId(f"run_{item.id}"), agent.id, item.id, agent.provider, item.created_at)
+
+
+async def test_subscriber_receives_a_failed_write_before_it_is_stored(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    store = await SqliteStore.open(tmp_path / "home", busy_seconds=SHORT_SECONDS)
+    lock = Lock(tmp_path / "home")
+    async with running_daemon(tmp_path, wrap_store=lambda _: store) as harness:
+        ada = await harness.add_agent("ada")
+        item = await harness.send(ada, script({"text": "one"}, harness.gates.wait_step("go")))
+        await harness.wait_for_text(ada, "one")
+        worker = harness.find_worker(ada)
+        with worker.lane.feed.subscribe() as listener:
+            lock.take()
+            harness.gates.open("go")
+            while not isinstance(news := await listener.next(), LiveEvent):
+                pass
+            assert isinstance(news.event, ev.RecordFailed)
+            assert news.run == (await harness.store.item(item)).run
+            assert await harness.events_of(ada, ev.RecordFailed) == []
+            lock.leave()
+        assert (await harness.wait_until_settled(item)).status == "completed"
+        await harness.wait_for_event(ada, ev.RecordFailed)
+    lock.close()
+    await store.close()
 
 
 class Bug:
@@ -289,29 +330,26 @@ BUGS = [
 
 
 @pytest.mark.parametrize("step", BUGS)
-def test_a_bug_in_the_run_of_one_agent_ends_nothing_else(tmp_path: Path, step: str) -> None:
-    async def main() -> None:
-        buggy, room = Bug(step), Capacity(processes=1)
-        async with running_daemon(
-            tmp_path,
-            room,
-            wrap_store=lambda store: WatchedStore(store, buggy),  # type: ignore[arg-type]
-            has_bugs=True,
-        ) as harness:
-            ada, bob = await harness.add_agent("ada"), await harness.add_agent("bob")
-            first = await harness.send_and_wait(ada, say("one"))
-            # Who makes room for this one is ada, if her process still waits.
-            assert (await harness.send_and_wait(bob, say("two"))).reply == "two"
-            assert (await harness.send_and_wait(ada, say("three"))).reply == "three"
+async def test_bug_in_the_run_of_one_agent_stops_no_other_agent(tmp_path: Path, step: str) -> None:
+    buggy, room = Bug(step), Capacity(processes=1)
+    async with running_daemon(
+        tmp_path,
+        room,
+        wrap_store=lambda store: WatchedStore(store, buggy),  # type: ignore[arg-type]
+        has_bugs=True,
+    ) as harness:
+        ada, bob = await harness.add_agent("ada"), await harness.add_agent("bob")
+        first = await harness.send_and_wait(ada, say("one"))
+        # Who makes room for this one is ada, if her process still waits.
+        assert (await harness.send_and_wait(bob, say("two"))).reply == "two"
+        assert (await harness.send_and_wait(ada, say("three"))).reply == "three"
 
-            # An item that ended before the worker could give it up keeps its end.
-            may_end = step not in {"open_process", "append ended"}
-            assert may_end or first.status == "failed"
-            if first.status == "failed":
-                assert first.error
-                assert first.error.code == "internal"
-            else:
-                assert first.reply == "one"
-            assert len(await harness.store.open_processes()) <= 1
-
-    anyio.run(main)
+        # An item that ended before the worker could give it up keeps its end.
+        may_end = step not in {"open_process", "append ended"}
+        assert may_end or first.status == "failed"
+        if first.status == "failed":
+            assert first.error
+            assert first.error.code == "internal"
+        else:
+            assert first.reply == "one"
+        assert len(await harness.store.processes()) <= 1

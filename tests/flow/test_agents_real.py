@@ -4,40 +4,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
-import pytest
 
 from steadyrun.model import event as ev
 from steadyrun.model.gate import Opened, can_dispatch
 from steadyrun.model.ids import ItemId
-from steadyrun.testing.model_servers.anthropic import answer, call
-from steadyrun.testing.model_servers.content import CallBlock
+from steadyrun.testing.model_servers.content import answer
 from steadyrun.testing.model_servers.faults import Refusal, refuse_rate_limit
 from steadyrun.testing.model_servers.protocol import ServerSteps
 from tests.support.daemon_harness import DaemonHarness
 from tests.support.real_agents import real_agent
-from tests.support.real_cli_harness import CLAUDE, CODEX, Cli, CliHarness, cli_harness
+from tests.support.real_cli_harness import Cli, CliHarness, cli_harness, each_cli
 
 # How often each asks before it gives up.
 TRIES = {"claude": 3, "codex": 3}
 UNTIL_GO = "until test -e go; do sleep 0.01; done"
 
 
-@pytest.fixture(params=[CLAUDE, CODEX], ids=lambda cli: cli.name)
-def cli(request: pytest.FixtureRequest) -> Cli:
-    found: Cli = request.param
-    return found
-
-
-def shell(cli: Cli, command: str) -> CallBlock:
-    return call("Bash", command=command) if cli is CLAUDE else call("exec_command", cmd=command)
-
-
-def asked(harness: CliHarness) -> str:
-    """All that the model was told when it was asked last."""
+def read_last_request(harness: CliHarness) -> str:
+    """The last request to the model, as text."""
     last = harness.server.main_requests[-1]
     return str(last.messages) + str(last.body)
 
 
+@each_cli
 def test_two_items_are_one_conversation_in_one_process(tmp_path: Path, cli: Cli) -> None:
     with cli_harness(tmp_path, [answer("One."), answer("Two.")], cli=cli) as harness:
         (harness.cwd / "SOUL.md").write_text("Be brief, says the soul.")
@@ -53,13 +42,16 @@ def test_two_items_are_one_conversation_in_one_process(tmp_path: Path, cli: Cli)
                 assert len({run.resume_token for run in runs}) == 1
 
         anyio.run(main)
-        told = asked(harness)
-    assert "the first request" in told
-    assert "Be brief, says the soul." in told
+        request = read_last_request(harness)
+    assert "the first request" in request
+    assert "Be brief, says the soul." in request
 
 
-def test_a_message_enters_the_run_that_goes_on(tmp_path: Path, cli: Cli) -> None:
-    with cli_harness(tmp_path, [answer(shell(cli, UNTIL_GO)), answer("Done.")], cli=cli) as harness:
+@each_cli
+def test_message_is_absorbed_by_the_active_run(tmp_path: Path, cli: Cli) -> None:
+    with cli_harness(
+        tmp_path, [answer(cli.run_command(UNTIL_GO)), answer("Done.")], cli=cli
+    ) as harness:
 
         async def main() -> None:
             async with real_agent(harness) as (daemon, ada):
@@ -77,7 +69,8 @@ def test_a_message_enters_the_run_that_goes_on(tmp_path: Path, cli: Cli) -> None
         anyio.run(main)
 
 
-def test_a_limit_closes_the_gate_and_the_item_goes_on_by_itself(tmp_path: Path, cli: Cli) -> None:
+@each_cli
+def test_rate_limit_closes_the_gate_and_the_item_is_retried(tmp_path: Path, cli: Cli) -> None:
     with cli_harness(tmp_path, _limited(cli), cli=cli) as harness:
 
         async def main() -> None:
@@ -101,7 +94,7 @@ def test_a_limit_closes_the_gate_and_the_item_goes_on_by_itself(tmp_path: Path, 
         anyio.run(main)
 
 
-def test_a_conversation_that_its_provider_refuses_is_replaced(tmp_path: Path) -> None:
+def test_session_that_its_provider_refuses_is_replaced(tmp_path: Path) -> None:
     refused = Refusal("invalid")
     with cli_harness(tmp_path, [answer("One."), refused, refused, answer("Anew.")]) as harness:
 
@@ -115,7 +108,7 @@ def test_a_conversation_that_its_provider_refuses_is_replaced(tmp_path: Path) ->
                 assert second.error
                 assert second.error.code == "invalid_request"
                 assert (third.status, third.reply) == ("completed", "Anew.")
-                session = await daemon.store.session(ada, "claude")
+                session = (await daemon.store.sessions(ada)).get("claude")
                 assert session
                 assert session.current
                 assert [each.ended for each in session.history] == ["the provider has lost it"]

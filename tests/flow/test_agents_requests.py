@@ -16,7 +16,7 @@ from steadyrun.lib.notifier import Hint, Notifier, Waiter
 from steadyrun.model import event as ev
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import Claim
-from steadyrun.store import AbandonedLane, PendingRequests, Started, Store
+from steadyrun.store import AbandonedLane, MaintainedStore, PendingRequests, Started, Store
 from tests.support.daemon_harness import HomeHarness, killable_daemon, running_daemon, say, script
 
 
@@ -107,108 +107,88 @@ async def _is_stopped(home: HomeHarness, agent: AgentId, item: ItemId) -> None:
     assert [run.stop_reason for run in await home.runs(agent)] == ["user_stop"]
 
 
-def test_cancel_before_a_worker_adopts_the_lane_stops_the_run(tmp_path: Path) -> None:
-    def watched(store: Store) -> Store:
+async def test_cancel_before_the_lane_has_a_worker_stops_the_adopted_run(tmp_path: Path) -> None:
+    def watched(store: MaintainedStore) -> MaintainedStore:
         return CancelsWhatIsTaken(store, has_others=False)  # type: ignore[return-value]
 
-    async def first() -> tuple[AgentId, ItemId]:
-        async with killable_daemon(tmp_path) as (home, daemon):
-            await daemon.wait_until_up()
-            return await _hangs(home, "ada")
-
-    async def second(ada: AgentId, item: ItemId) -> None:
-        async with running_daemon(tmp_path, wrap_store=watched) as harness:
-            await _is_stopped(harness, ada, item)
-
-    anyio.run(second, *anyio.run(first))
+    async with killable_daemon(tmp_path) as (home, daemon):
+        await daemon.wait_until_up()
+        ada, item = await _hangs(home, "ada")
+    async with running_daemon(tmp_path, wrap_store=watched) as harness:
+        await _is_stopped(harness, ada, item)
 
 
-def test_cancel_before_one_more_worker_adopts_a_lane_stops_the_run(tmp_path: Path) -> None:
-    def watched(store: Store) -> Store:
+async def test_cancel_before_a_daemon_with_other_runs_adopts_the_lane_stops_the_run(
+    tmp_path: Path,
+) -> None:
+    def watched(store: MaintainedStore) -> MaintainedStore:
         return CancelsWhatIsTaken(store, has_others=True)  # type: ignore[return-value]
 
-    async def main() -> None:
-        async with killable_daemon(tmp_path) as (home, daemon):
-            await daemon.wait_until_up()
-            ada, item = await _hangs(home, "ada")
-            async with running_daemon(tmp_path, wrap_store=watched) as harness:
-                daemon.kill()
-                bo, other = await _hangs(harness, "bo")
-                await harness.daemon._reap(timedelta())
+    async with killable_daemon(tmp_path) as (home, daemon):
+        await daemon.wait_until_up()
+        ada, item = await _hangs(home, "ada")
+        async with running_daemon(tmp_path, wrap_store=watched) as harness:
+            daemon.kill()
+            bo, other = await _hangs(harness, "bo")
+            await harness.daemon._reap(timedelta())
 
-                await _is_stopped(harness, ada, item)
-                assert not (await harness.store.item(other)).is_settled
-                await harness.store.cancel(other)
-                await _is_stopped(harness, bo, other)
-
-    anyio.run(main)
+            await _is_stopped(harness, ada, item)
+            assert not (await harness.store.item(other)).is_settled
+            await harness.store.cancel(other)
+            await _is_stopped(harness, bo, other)
 
 
-def test_cancel_before_the_turn_begins_stops_the_run(tmp_path: Path) -> None:
+async def test_cancel_before_a_warm_process_gets_the_turn_cancels_the_item(tmp_path: Path) -> None:
     """A process that waits has a worker without a run."""
     watched: list[CancelsWhatIsTaken] = []
 
-    def watch(store: Store) -> Store:
+    def watch(store: MaintainedStore) -> MaintainedStore:
         watched.append(CancelsWhatIsTaken(store, has_others=True))
         return watched[0]  # type: ignore[return-value]
 
-    async def main() -> None:
-        async with running_daemon(tmp_path, wrap_store=watch) as harness:
-            ada = await harness.add_agent("ada")
-            await harness.send_and_wait(ada, say("one"))
-            watched[0].target = ada
-            item = await harness.send(ada, script({"text": "two"}, "hang"))
+    async with running_daemon(tmp_path, wrap_store=watch) as harness:
+        ada = await harness.add_agent("ada")
+        await harness.send_and_wait(ada, say("one"))
+        watched[0].target = ada
+        item = await harness.send(ada, script({"text": "two"}, "hang"))
 
-            assert (await harness.wait_until_settled(item)).status == "cancelled"
-
-    anyio.run(main)
+        assert (await harness.wait_until_settled(item)).status == "cancelled"
 
 
-def test_offer_cancelled_without_a_daemon_is_recalled_by_the_next(tmp_path: Path) -> None:
-    async def first() -> tuple[AgentId, ItemId, ItemId]:
-        async with killable_daemon(tmp_path) as (home, daemon):
-            ada = await home.add_agent("ada")
-            await daemon.wait_until_up()
-            text = script({"text": "busy"}, home.gates.wait_step("go"), {"text": "done"})
-            item = await home.send(ada, text)
-            await home.wait_for_text(ada, "busy")
-            offer = await home.send(ada, "never mind")
-            await home.wait_for_event(ada, ev.FollowupOffered)
-            daemon.kill()
-            await home.store.cancel(offer)
-            return ada, item, offer
+async def test_offer_cancelled_without_a_daemon_is_recalled_by_the_next(tmp_path: Path) -> None:
+    async with killable_daemon(tmp_path) as (home, daemon):
+        ada = await home.add_agent("ada")
+        await daemon.wait_until_up()
+        text = script({"text": "busy"}, home.gates.wait_step("go"), {"text": "done"})
+        item = await home.send(ada, text)
+        await home.wait_for_text(ada, "busy")
+        offer = await home.send(ada, "never mind")
+        await home.wait_for_event(ada, ev.FollowupOffered)
+        daemon.kill()
+        await home.store.cancel(offer)
+    async with running_daemon(tmp_path, wrap_store=NoPoll) as harness:  # type: ignore[arg-type]
+        assert (await harness.wait_until_settled(offer)).status == "cancelled"
+        assert not (await harness.store.item(item)).is_settled
+        harness.gates.open("go")
 
-    async def second(ada: AgentId, item: ItemId, offer: ItemId) -> None:
-        async with running_daemon(tmp_path, wrap_store=NoPoll) as harness:  # type: ignore[arg-type]
-            assert (await harness.wait_until_settled(offer)).status == "cancelled"
-            assert not (await harness.store.item(item)).is_settled
-            harness.gates.open("go")
-
-            assert (await harness.wait_until_settled(item)).status == "completed"
-            assert len(await harness.events_of(ada, ev.FollowupReturned)) == 1
-
-    anyio.run(second, *anyio.run(first))
+        assert (await harness.wait_until_settled(item)).status == "completed"
+        assert len(await harness.events_of(ada, ev.FollowupReturned)) == 1
 
 
-def test_message_over_the_offer_limit_is_offered_when_there_is_room(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running_daemon(tmp_path, wrap_store=NoPoll) as harness:  # type: ignore[arg-type]
-            ada = await harness.add_agent("ada")
-            busy = ({"text": "busy"}, harness.gates.wait_step("go"), {"text": "done"})
-            item = await harness.send(
-                ada, script(*busy, harness.gates.wait_step("end"), {"text": "all"})
-            )
-            await harness.wait_for_text(ada, "busy")
-            sent = [await harness.send(ada, f"message {n}") for n in range(20)]
-            await harness.wait_for_event(ada, ev.FollowupOffered, 16)
-            harness.gates.open("go")
+async def test_message_over_the_offer_limit_is_offered_when_there_is_room(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path, wrap_store=NoPoll) as harness:  # type: ignore[arg-type]
+        ada = await harness.add_agent("ada")
+        busy = ({"text": "busy"}, harness.gates.wait_step("go"), {"text": "done"})
+        item = await harness.send(
+            ada, script(*busy, harness.gates.wait_step("end"), {"text": "all"})
+        )
+        await harness.wait_for_text(ada, "busy")
+        sent = [await harness.send(ada, f"message {n}") for n in range(20)]
+        await harness.wait_for_event(ada, ev.FollowupOffered, 16)
+        harness.gates.open("go")
 
-            await harness.wait_for_event(ada, ev.FollowupOffered, 20)
+        await harness.wait_for_event(ada, ev.FollowupOffered, 20)
 
-            assert not (await harness.store.item(item)).is_settled
-            harness.gates.open("end")
-            assert {(await harness.wait_until_settled(each)).delivery for each in sent} == {
-                "absorbed"
-            }
-
-    anyio.run(main)
+        assert not (await harness.store.item(item)).is_settled
+        harness.gates.open("end")
+        assert {(await harness.wait_until_settled(each)).delivery for each in sent} == {"absorbed"}

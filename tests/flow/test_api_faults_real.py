@@ -14,50 +14,33 @@ from typing import Any
 import anyio
 import pytest
 
-from steadyrun.dialect import LaunchRequest, Turn
+from steadyrun.dialect import Turn
 from steadyrun.model import event as ev
-from steadyrun.model.event import ErrorFact
-from steadyrun.model.run import Run
-from steadyrun.providers.codex.dialect import Codex
-from steadyrun.testing.model_servers.anthropic import (
-    ModelRequest,
-    ServerStep,
-    ServerSteps,
-    answer,
-    build_limit_headers,
-    text,
-)
+from steadyrun.testing.model_servers.anthropic import build_limit_headers
+from steadyrun.testing.model_servers.content import answer, make_text
 from steadyrun.testing.model_servers.faults import (
     Break,
     Cut,
     Hang,
     Refusal,
     StreamGate,
-    refuse_no_credit,
-    refuse_not_found,
-    refuse_overloaded,
     refuse_rate_limit,
-    refuse_server_error,
-    refuse_too_long,
-    refuse_unauthorized,
     refuse_usage_limit,
 )
+from steadyrun.testing.model_servers.model_server import ResponsesServer
 from steadyrun.testing.model_servers.openai_common import build_codex_limit_headers
-from steadyrun.testing.model_servers.openai_responses import ResponsesApi, ResponsesServer
-from steadyrun.testing.model_servers.protocol import Fields
+from steadyrun.testing.model_servers.openai_responses import ResponsesApi
+from steadyrun.testing.model_servers.protocol import Fields, ModelRequest, ServerStep, ServerSteps
 from tests.support.codex_harness import check_event_order
 from tests.support.fast_clock import AdjustableClock, library_with_clock, with_timeouts
 from tests.support.real_cli_harness import (
     CLAUDE,
     CODEX,
     Cli,
-    CliHarness,
-    EventSink,
     RunRecord,
     cli_harness,
-    close_and_wait,
-    drive_warm_process,
     each_cli,
+    run_turns,
     wait_for_event,
     wait_for_gate,
     wait_for_output,
@@ -153,7 +136,14 @@ def _status(status: int) -> Refusal:
 
 
 def _in_stream(fault: Any) -> ServerStep:
-    return answer(text("Hel", Break(fault)))
+    return answer(make_text("Hel", Break(fault)))
+
+
+def refuse_by_cut() -> Hang:
+    """The connection is closed at once, without headers."""
+    hang = Hang()
+    hang.gate.open()
+    return hang
 
 
 HOURS = build_codex_limit_headers(100, RESETS_AT)
@@ -171,25 +161,26 @@ CODEX_REFUSED = [
         "usage limit that is not reached",
         refuse_usage_limit(build_codex_limit_headers(88, RESETS_AT)),
     ),
-    _limited("no credit", refuse_no_credit()),
+    _limited("no credit", Refusal("no_credit")),
     _limited("no credit in mid-stream", _in_stream("no_credit")),
-    _retryable("overload", refuse_overloaded(), "overloaded", requests=2),
+    _retryable("overload", Refusal("overloaded"), "overloaded", requests=2),
     _retryable("overload in mid-stream", _in_stream("overloaded"), "overloaded"),
     _retryable(
         "broken server",
-        refuse_server_error(),
+        Refusal("server"),
         "server_error",
         retries=("server_error",),
         requests=4,
     ),
     _broken("error in mid-stream", _in_stream("server")),
-    _broken("cut stream", answer(text("Hel", Cut()))),
-    _broken("stalled stream", answer(text("Hel", StreamGate())), SHORT),
-    _final("wrong key", refuse_unauthorized(), "auth", **RETRIED_AUTH),
+    _broken("cut stream", answer(make_text("Hel", Cut()))),
+    replace(_broken("cut before the headers", refuse_by_cut()), requests=4),
+    _broken("stalled stream", answer(make_text("Hel", StreamGate())), SHORT),
+    _final("wrong key", Refusal("auth"), "auth", **RETRIED_AUTH),
     _final("forbidden", _status(403), "auth", **RETRIED_AUTH),
     _final("to be paid", _status(402), "billing", retries=("billing",), requests=2, has_hint=True),
-    _final("no such model", refuse_not_found(), "model_not_found", has_hint=True),
-    _final("prompt too long", refuse_too_long(), "prompt_too_long", has_hint=True),
+    _final("no such model", Refusal("not_found"), "model_not_found", has_hint=True),
+    _final("prompt too long", Refusal("too_long"), "prompt_too_long", has_hint=True),
     _final(
         "prompt too long in mid-stream", _in_stream("too_long"), "prompt_too_long", has_hint=True
     ),
@@ -207,13 +198,13 @@ CLAUDE_REFUSED = [
         "rate_limited",
         **LIMITED,
     ),
-    _claude("overload", refuse_overloaded(), "overloaded"),
+    _claude("overload", Refusal("overloaded"), "overloaded"),
     # A stream that breaks is requested once more, in one piece, before that counts as a retry.
     _claude("overload in mid-stream", _in_stream("overloaded"), "overloaded", 3),
-    _claude("broken server", refuse_server_error(), "server_error"),
+    _claude("broken server", Refusal("server"), "server_error"),
     _claude("error in mid-stream", _in_stream("server"), "server_error", 3),
-    _claude("wrong key", refuse_unauthorized(), "auth", has_hint=True, is_retryable=False),
-    _claude("prompt too long", refuse_too_long(), "prompt_too_long", 1, has_hint=True),
+    _claude("wrong key", Refusal("auth"), "auth", has_hint=True, is_retryable=False),
+    _claude("prompt too long", Refusal("too_long"), "prompt_too_long", 1, has_hint=True),
     _claude("request that is wrong", Refusal("invalid"), "invalid_request", 1),
 ]
 REFUSED = [*CLAUDE_REFUSED, *CODEX_REFUSED]
@@ -244,7 +235,7 @@ def test_refusal_of_the_api_fails_the_run_with_its_code(
 ) -> None:
     record, requests = records[case.id].result()
 
-    run, error = record.run, error_of(record.run)
+    run, error = record.run, record.error
     assert (run.status, run.stop_reason, run.text) == (case.status, None, None)
     assert (error.code, error.retryable) == (case.code, case.is_retryable)
     assert error.message
@@ -266,11 +257,11 @@ _REFUSED_TEST = test_refusal_of_the_api_fails_the_run_with_its_code.__name__
     ("step", "status", "code"),
     [
         (refuse_rate_limit(), "rate_limited", "rate_limited"),
-        (refuse_unauthorized(), "failed", "auth"),
+        (Refusal("auth"), "failed", "auth"),
         (_status(402), "failed", "billing"),
-        (refuse_too_long(), "failed", "prompt_too_long"),
+        (Refusal("too_long"), "failed", "prompt_too_long"),
         (refuse_usage_limit(resets_at=RESETS_AT), "failed", "provider_error"),
-        (refuse_overloaded(), "failed", "provider_error"),
+        (Refusal("overloaded"), "failed", "provider_error"),
     ],
     ids=["rate limit", "wrong key", "to be paid", "prompt too long", "usage limit", "overload"],
 )
@@ -280,10 +271,10 @@ def test_one_shot_codex_reports_the_errors_that_have_a_status(
     """The last two are reported only in words."""
     options = {"one_shot": True}
     with cli_harness(tmp_path, [step] * 9, cli=ONCE_MORE, options=options) as harness:
-        played = harness.run("go")
+        record = harness.run("go")
 
-        assert (played.run.status, error_of(played.run).code) == (status, code)
-        assert error_of(played.run).message
+        assert (record.run.status, record.error.code) == (status, code)
+        assert record.error.message
 
 
 def test_one_codex_process_takes_another_turn_after_every_refusal(tmp_path: Path) -> None:
@@ -294,24 +285,15 @@ def test_one_codex_process_takes_another_turn_after_every_refusal(tmp_path: Path
         last = ask.user_text.splitlines()[-1]
         return faults[last].step if last in faults else answer(f"I heard {last}.")
 
-    async def main(harness: CliHarness) -> EventSink:
-        sink, told = EventSink(), [words for name in faults for words in (name, f"after {name}")]
-        first = LaunchRequest(Turn("0", told[0]), str(harness.cwd), mode=harness.cli.mode)
-        async with drive_warm_process(harness, Codex, first, sink) as driver:
-            for number, words in enumerate(told):
-                await driver.begin(Turn(str(number), words))
-                await sink.wait_for_end(number + 1)
-            await close_and_wait(driver, harness)
-        return sink
-
+    texts = [text for name in faults for text in (name, f"after {name}")]
     with cli_harness(tmp_path, step, cli=ONCE_MORE) as harness:
-        sink = anyio.run(main, harness)
+        ends = run_turns(harness, [Turn(text, text) for text in texts]).ends
 
-        refused, heard = sink.ends[::2], sink.ends[1::2]
+        refused, answered = ends[::2], ends[1::2]
         assert [end.error.code for end in refused if end.error] == [
             case.code for case in faults.values()
         ]
-        assert [(end.status, end.text) for end in heard] == [
+        assert [(end.status, end.text) for end in answered] == [
             ("completed", f"I heard after {name}.") for name in faults
         ]
         assert all(name in str(harness.server.main_requests[-1].messages) for name in faults)
@@ -324,9 +306,9 @@ def test_one_codex_process_takes_another_turn_after_every_refusal(tmp_path: Path
 def test_request_refused_once_is_retried_and_the_run_completes(tmp_path: Path, cli: Cli) -> None:
     """A stream that breaks is requested again, and its text is no part of the reply."""
     script: ServerSteps = [
-        refuse_server_error(),
-        answer(text("Hel", Cut())),
-        answer(text("Hel", "lo.")),
+        Refusal("server"),
+        answer(make_text("Hel", Cut())),
+        answer(make_text("Hel", "lo.")),
     ]
     with cli_harness(tmp_path, script, cli=CLAUDE if cli is CLAUDE else ONCE_MORE) as harness:
         record = harness.run("go")
@@ -357,8 +339,8 @@ def test_limit_windows_of_a_codex_subscription_are_recorded(tmp_path: Path) -> N
 
     assert (record.run.status, record.run.text) == ("completed", "Hello.")
     ends = datetime.fromtimestamp(RESETS_AT, UTC)
-    told = record.events_of(ev.StatsUpdated)[-1].limits
-    assert [(each.name, each.used_percent, each.resets_at) for each in told] == [
+    limits = record.events_of(ev.StatsUpdated)[-1].limits
+    assert [(each.name, each.used_percent, each.resets_at) for each in limits] == [
         ("primary", 91, ends),
         ("secondary", 12, ends),
     ]
@@ -391,7 +373,7 @@ def test_model_that_never_answers_times_out_and_the_conversation_resumes(
 ) -> None:
     gate, clock = StreamGate(), AdjustableClock()
     steps: Sequence[ServerStep] = [
-        answer(text("Hel", gate, "lo")) if is_begun else Hang(gate),
+        answer(make_text("Hel", gate, "lo")) if is_begun else Hang(gate),
         answer("Again."),
     ]
     with cli_harness(tmp_path, steps, cli=cli) as harness:
@@ -400,14 +382,14 @@ def test_model_that_never_answers_times_out_and_the_conversation_resumes(
         async def main() -> RunRecord:
             async with library_with_clock(config, clock) as library:
                 run = await harness.start(library, "go")
-                await wait_for_event(run, lambda event: isinstance(event, ev.TokenBound))
+                await wait_for_event(run, ev.TokenBound)
                 await wait_for_gate(gate)
                 if cli is CODEX:
                     # The last line that it prints before it waits.
                     last = b"agentMessage/delta" if is_begun else b"item/completed"
                     await wait_for_output(harness, last)
                 clock.seconds = 61
-                await wait_for_event(run, lambda event: isinstance(event, ev.StallWarned))
+                await wait_for_event(run, ev.StallWarned)
                 clock.seconds = 91
                 return await harness.read_record(await run.result())
 
@@ -427,12 +409,12 @@ def test_model_that_never_answers_times_out_and_the_conversation_resumes(
 def test_unknown_model_fails_the_run_and_the_hint_suggests_another(
     tmp_path: Path, cli: Cli
 ) -> None:
-    with cli_harness(tmp_path, [refuse_not_found()] * 9, cli=cli) as harness:
+    with cli_harness(tmp_path, [Refusal("not_found")] * 9, cli=cli) as harness:
         record = harness.run("go", model="no-such-model")
 
-        assert (record.run.status, error_of(record.run).code) == ("failed", "model_not_found")
-        assert cli is CODEX or "no-such-model" in error_of(record.run).message
-        assert "another model" in error_of(record.run).hint
+        assert (record.run.status, record.error.code) == ("failed", "model_not_found")
+        assert cli is CODEX or "no-such-model" in record.error.message
+        assert "another model" in record.error.hint
         assert record.events_of(ev.ProviderRetrying) == []
         models = [request.model for request in harness.server.main_requests]
         assert set(models) == {"no-such-model"}
@@ -448,8 +430,8 @@ def test_limit_of_a_claude_subscription_has_its_end_as_retry_time(tmp_path: Path
         record = harness.run("go")
 
         assert record.run.status == "rate_limited"
-        assert error_of(record.run).code == "rate_limited"
-        assert error_of(record.run).retry_at == datetime.fromtimestamp(RESETS_AT, UTC)
+        assert record.error.code == "rate_limited"
+        assert record.error.retry_at == datetime.fromtimestamp(RESETS_AT, UTC)
         assert record.events_of(ev.ProviderRetrying) == []
         assert len(harness.server.main_requests) == 1
 
@@ -467,9 +449,9 @@ def test_limit_that_is_nearly_reached_is_noted(tmp_path: Path) -> None:
 
 def test_fallback_model_answers_when_the_first_is_overloaded(tmp_path: Path) -> None:
     script: ServerSteps = [
-        refuse_overloaded(),
-        refuse_overloaded(),
-        refuse_overloaded(),
+        Refusal("overloaded"),
+        Refusal("overloaded"),
+        Refusal("overloaded"),
         answer("Instead."),
     ]
     options = {"max_retries": 3, "fallback_model": "claude-haiku-4-5"}
@@ -485,18 +467,13 @@ def test_fallback_model_answers_when_the_first_is_overloaded(tmp_path: Path) -> 
 
 
 def test_stream_that_is_always_cut_fails_as_server_error(tmp_path: Path) -> None:
-    script = [answer(text("Hel", Cut()))] * 9
+    script = [answer(make_text("Hel", Cut()))] * 9
     with cli_harness(tmp_path, script, options={"max_retries": 1}) as harness:
         record = harness.run("go")
 
         assert record.run.status == "failed"
-        assert (error_of(record.run).code, error_of(record.run).retryable) == ("server_error", True)
+        assert (record.error.code, record.error.retryable) == ("server_error", True)
         # After the stream it is asked for in one piece, once or twice.
         assert [ask.is_stream for ask in harness.server.main_requests][:2] == [True, False]
         assert len(harness.server.main_requests) - len(record.events_of(ev.ProviderRetrying)) == 2
         assert record.events_of(ev.TextFinal) == []
-
-
-def error_of(run: Run) -> ErrorFact:
-    assert run.error is not None
-    return run.error

@@ -11,25 +11,16 @@ import pytest
 
 from steadyrun.drivers.keeper_client import read_sent
 from steadyrun.model import event as ev
-from steadyrun.testing.model_servers.anthropic import call
 from steadyrun.testing.model_servers.content import ModelAnswer, answer
 from steadyrun.testing.model_servers.protocol import ServerSteps
 from tests.children.keeper_driver import eventually
 from tests.support.cli_home import CliHome, cli_home, end_daemon
-from tests.support.codex_harness import request_command
-from tests.support.real_cli_harness import CLAUDE, CODEX, Cli, CliHarness, cli_harness
-
-
-@pytest.fixture(params=[CLAUDE, CODEX], ids=lambda cli: cli.name)
-def cli(request: pytest.FixtureRequest) -> Cli:
-    found: Cli = request.param
-    return found
+from tests.support.real_cli_harness import Cli, CliHarness, cli_harness, each_cli
 
 
 def touches(cli: Cli, name: str) -> ModelAnswer:
-    """The model wants something that has to be asked for."""
-    command = f"touch {name}"
-    return answer(call("Bash", command=command)) if cli is CLAUDE else request_command(command)
+    """The model makes a file by a command that must be approved."""
+    return answer(cli.request_command(f"touch {name}"))
 
 
 @contextmanager
@@ -74,12 +65,12 @@ def settled(home: CliHome, item: str) -> str | None:
 
 
 def resolved(home: CliHome) -> list[tuple[str, str]]:
-    told = [each.event for each in home.events()]
-    return [(each.verdict, each.by) for each in told if isinstance(each, ev.ApprovalResolved)]
+    events = [each.event for each in home.events()]
+    return [(each.verdict, each.by) for each in events if isinstance(each, ev.ApprovalResolved)]
 
 
 def decisions(home: CliHome) -> int:
-    """How many answers any CLI was told."""
+    """How many verdicts were sent to any CLI."""
     frames = [
         frame
         for directory in (home.path / "processes").glob("*")
@@ -88,6 +79,7 @@ def decisions(home: CliHome) -> int:
     return sum(frame.key.startswith("decide:") for frame in frames)
 
 
+@each_cli
 def test_approval_is_allowed_or_denied_by_a_command(tmp_path: Path, cli: Cli) -> None:
     script = [touches(cli, "one"), touches(cli, "two"), answer("So be it.")]
     with asking(tmp_path, cli, script) as (home, harness):
@@ -107,7 +99,10 @@ def test_approval_is_allowed_or_denied_by_a_command(tmp_path: Path, cli: Cli) ->
 
 
 @pytest.mark.parametrize("is_up_again", [False, True], ids=["before", "after"])
-def test_an_answer_outlives_the_daemon(tmp_path: Path, cli: Cli, is_up_again: bool) -> None:
+@each_cli
+def test_verdict_reaches_the_cli_once_after_its_daemon_was_killed(
+    tmp_path: Path, cli: Cli, is_up_again: bool
+) -> None:
     """Given before or after the next daemon is there, it reaches the CLI that waits, once."""
     with asking(tmp_path, cli, [touches(cli, "one"), answer("Done.")]) as (home, harness):
         daemon = home.up()
@@ -129,6 +124,7 @@ def test_an_answer_outlives_the_daemon(tmp_path: Path, cli: Cli, is_up_again: bo
         assert len({run.process for run in home.runs()}) == 1
 
 
+@each_cli
 def test_approval_that_the_cli_cancels_is_withdrawn(tmp_path: Path, cli: Cli) -> None:
     with asking(tmp_path, cli, [touches(cli, "one"), answer("Never said.")]) as (home, harness):
         home.up()
@@ -143,6 +139,7 @@ def test_approval_that_the_cli_cancels_is_withdrawn(tmp_path: Path, cli: Cli) ->
         assert list(harness.cwd.iterdir()) == []
 
 
+@each_cli
 def test_tool_that_is_always_allowed_requests_no_second_approval(tmp_path: Path, cli: Cli) -> None:
     script = [touches(cli, "one"), touches(cli, "one"), answer("Done.")]
     with asking(tmp_path, cli, script) as (home, harness):

@@ -12,22 +12,15 @@ from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
 from steadyrun.model.usage import count_tokens
-from steadyrun.testing.model_servers.anthropic import ModelRequest, answer
-from steadyrun.testing.model_servers.content import AnswerTokens, ModelAnswer
-from tests.flow.test_agents_real import shell
+from steadyrun.testing.model_servers.content import AnswerTokens, ModelAnswer, answer
+from steadyrun.testing.model_servers.protocol import ModelRequest
 from tests.support.daemon_harness import DaemonHarness
 from tests.support.real_agents import real_agent
-from tests.support.real_cli_harness import CLAUDE, CODEX, Cli, cli_harness
+from tests.support.real_cli_harness import Cli, cli_harness, each_cli
 
 # So much is used by each answer of a model that never stops.
 EACH = 1000
 LIMIT = 3500
-
-
-@pytest.fixture(params=[CLAUDE, CODEX], ids=lambda cli: cli.name)
-def cli(request: pytest.FixtureRequest) -> Cli:
-    found: Cli = request.param
-    return found
 
 
 def looping(cli: Cli) -> Callable[[ModelRequest], ModelAnswer]:
@@ -35,7 +28,7 @@ def looping(cli: Cli) -> Callable[[ModelRequest], ModelAnswer]:
 
     def answered(_: ModelRequest) -> ModelAnswer:
         return answer(
-            shell(cli, "echo x >> calls"), tokens=AnswerTokens(input=EACH - 10, output=10)
+            cli.run_command("echo x >> calls"), tokens=AnswerTokens(input=EACH - 10, output=10)
         )
 
     return answered
@@ -56,7 +49,8 @@ async def until_stopped(daemon: DaemonHarness, agent: AgentId) -> None:
 @pytest.mark.parametrize(
     "budget", [Budget(day_tokens=LIMIT), Budget(month=0.01)], ids=["tokens", "usd"]
 )
-def test_an_agent_that_goes_round_in_circles_is_stopped_within_one_tool_call(
+@each_cli
+def test_looping_agent_is_stopped_within_one_tool_call_of_its_budget(
     tmp_path: Path, cli: Cli, budget: Budget
 ) -> None:
     with cli_harness(tmp_path, looping(cli), cli=cli) as harness:
@@ -71,9 +65,9 @@ def test_an_agent_that_goes_round_in_circles_is_stopped_within_one_tool_call(
 
                 [run] = await daemon.runs(ada)
                 seen = [each.event for each in await daemon.events(ada)]
-                told = next(n for n, event in enumerate(seen) if is_spent(event))
+                spent = next(n for n, event in enumerate(seen) if is_spent(event))
                 assert (run.status, run.stop_reason) == ("failed", "budget")
-                assert sum(isinstance(event, ev.ToolStarted) for event in seen[told:]) <= 1
+                assert sum(isinstance(event, ev.ToolStarted) for event in seen[spent:]) <= 1
                 assert (await daemon.store.item(item)).status == "queued"
                 [asked] = await daemon.store.approvals(ada)
                 assert (asked.about, asked.run, asked.status) == ("budget", run.id, "open")
@@ -94,11 +88,12 @@ def _calls(place: Path) -> int:
     return len((place / "calls").read_text().splitlines())
 
 
+@each_cli
 def test_direct_run_ends_at_its_cost_limit_with_every_cli(tmp_path: Path, cli: Cli) -> None:
     with cli_harness(tmp_path, looping(cli), cli=cli) as harness:
-        played = harness.run("work for ever", max_cost_usd=0.01)
+        record = harness.run("work for ever", max_cost_usd=0.01)
 
-    run = played.run
+    run = record.run
     assert (run.status, run.stop_reason) == ("failed", "budget")
     assert run.error
     assert run.error.code == "max_cost"

@@ -22,7 +22,8 @@ from steadyrun.model.item import Message
 from tests.support.daemon_harness import running_daemon, say
 
 ROOM = "steadyrun.runtime."
-# Who receives the values that come up: `on_update` of a process, `on_change` of a worker.
+# The functions that receive the values of lower modules: `on_update` of a process, `on_change` of a
+# worker.
 CALLBACKS = frozenset(
     {
         ("agent.worker", "AgentWorker.handle_update"),
@@ -70,7 +71,7 @@ def _module_of(frame: FrameType) -> str | None:
 
 
 def _caller_of(frame: FrameType) -> str | None:
-    """The nearest module of ours above; libraries between two of them do not hide a call."""
+    """Find the nearest calling module of steadyrun. Library frames in between are skipped."""
     above = frame.f_back
     while above is not None:
         found = _module_of(above)

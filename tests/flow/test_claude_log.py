@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from steadyrun.model import event as ev
-from steadyrun.testing.model_servers.anthropic import ModelAnswer, ModelRequest, answer, call
+from steadyrun.testing.model_servers.content import ModelAnswer, answer, call
+from steadyrun.testing.model_servers.protocol import ModelRequest
 from tests.support.real_cli_harness import CliHarness, RunRecord, cli_harness
 
 SEARCH = "find out what is in the file"
@@ -34,10 +35,10 @@ def tools_in_log(harness: CliHarness) -> tuple[set[str], set[str]]:
     return called, ended
 
 
-def tools_in_record(played: RunRecord) -> tuple[set[str], set[str]]:
-    called = {tool.tool_call_id for tool in played.events_of(ev.ToolStarted)}
-    ended = {tool.tool_call_id for tool in played.events_of(ev.ToolCompleted)}
-    return called, ended | {tool.tool_call_id for tool in played.events_of(ev.ToolFailed)}
+def tools_in_record(record: RunRecord) -> tuple[set[str], set[str]]:
+    called = {tool.tool_call_id for tool in record.events_of(ev.ToolStarted)}
+    ended = {tool.tool_call_id for tool in record.events_of(ev.ToolCompleted)}
+    return called, ended | {tool.tool_call_id for tool in record.events_of(ev.ToolFailed)}
 
 
 def delegate(ask: ModelRequest) -> ModelAnswer:
@@ -57,11 +58,11 @@ def delegate(ask: ModelRequest) -> ModelAnswer:
 def test_every_tool_in_the_log_is_in_the_record(tmp_path: Path, is_one_shot: bool) -> None:
     options = {"one_shot": is_one_shot}
     with cli_harness(tmp_path, delegate, options=options) as harness:
-        played = harness.run("ask an agent to look")
+        record = harness.run("ask an agent to look")
 
-        assert (played.run.status, played.run.text) == ("completed", "Done.")
-        assert [text.text for text in played.events_of(ev.TextFinal)] == ["Done."]
-        assert [tool.tool_name for tool in played.events_of(ev.ToolFailed)] == ["Bash"]
+        assert (record.run.status, record.run.text) == ("completed", "Done.")
+        assert [text.text for text in record.events_of(ev.TextFinal)] == ["Done."]
+        assert [tool.tool_name for tool in record.events_of(ev.ToolFailed)] == ["Bash"]
         called, ended = tools_in_log(harness)
         assert len(called) == 4
-        assert (called, ended) == tools_in_record(played)
+        assert (called, ended) == tools_in_record(record)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import anyio
@@ -42,7 +43,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def test_version_and_help_answer_at_once(home: Path) -> None:
+def test_version_and_help_create_no_home(home: Path) -> None:
     version = steadyrun(home, "--version")
     usage = steadyrun(home, "--help")
 
@@ -52,7 +53,7 @@ def test_version_and_help_answer_at_once(home: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["config", "--help"], ["run", "-h"]])
-def test_asking_for_help_imports_nothing_heavy(words: list[str]) -> None:
+def test_help_imports_no_heavy_module(words: list[str]) -> None:
     probe = (
         "import sys; from steadyrun.__main__ import main\n"
         "try: main()\n"
@@ -75,7 +76,7 @@ def test_asking_for_help_imports_nothing_heavy(words: list[str]) -> None:
         ["tail", "x", "--js"],
     ],
 )  # fmt: skip
-def test_a_wrong_command_line_is_a_usage_error(home: Path, words: list[str]) -> None:
+def test_invalid_command_line_is_a_usage_error(home: Path, words: list[str]) -> None:
     done = steadyrun(home, *words)
 
     assert done.returncode == 2
@@ -83,7 +84,7 @@ def test_a_wrong_command_line_is_a_usage_error(home: Path, words: list[str]) -> 
     assert done.stdout == ""
 
 
-def test_with_json_a_usage_error_is_a_document_too(home: Path) -> None:
+def test_usage_error_with_json_is_a_document(home: Path) -> None:
     done = steadyrun(home, "runs", "-n", "0", "--json")
 
     assert done.returncode == 2
@@ -91,7 +92,7 @@ def test_with_json_a_usage_error_is_a_document_too(home: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["show"], ["tail"], ["runs", "--agent"]])
-def test_an_argument_of_any_bytes_is_just_not_found(home: Path, words: list[str]) -> None:
+def test_argument_with_invalid_bytes_is_not_found(home: Path, words: list[str]) -> None:
     done = steadyrun(home, *words, os.fsdecode(b"x\xff\xfe"))
 
     assert done.returncode == 3
@@ -113,7 +114,7 @@ def test_an_argument_of_any_bytes_is_just_not_found(home: Path, words: list[str]
         ("set -o pipefail; {command} show nope --json | true", 141, ""),
     ],
 )
-def test_output_that_goes_nowhere_is_a_plain_failure(
+def test_command_with_unusable_streams_prints_no_traceback(
     home: Path, shell: str, code: int, said: str
 ) -> None:
     # A pipe without a reader is closed before the command can write into it.
@@ -139,13 +140,13 @@ def test_stored_run_is_listed_shown_and_tailed(home: Path) -> None:
 
     [listed] = json.loads(steadyrun(home, "runs", "--json").stdout)["runs"]
     shown = steadyrun(home, "show", run[:20])
-    told = steadyrun(home, "tail", run)
+    tailed = steadyrun(home, "tail", run)
 
     assert (listed["run"], listed["status"], listed["tools"]) == (run, "completed", 1)
     assert set(listed) >= ENDING
     assert listed["cost"] == {"usd": 0.0031, "kind": "estimated"}
     assert "The retry waits one second too little." in shown.stdout
-    assert [line.split()[1] for line in told.stdout.splitlines()] == [
+    assert [line.split()[1] for line in tailed.stdout.splitlines()] == [
         "run.started", "text.final", "tool.started", "tool.completed", "text.final",
         "run.completed",
     ]  # fmt: skip
@@ -182,7 +183,7 @@ def test_unknown_id_is_not_found(home: Path, words: list[str]) -> None:
     assert "steadyrun runs" in done.stderr
 
 
-def test_with_json_a_failure_is_a_document_too(home: Path) -> None:
+def test_failure_with_json_is_a_document(home: Path) -> None:
     done = steadyrun(home, "show", "run_nope", "--json")
 
     error = json.loads(done.stdout)["error"]
@@ -190,7 +191,7 @@ def test_with_json_a_failure_is_a_document_too(home: Path) -> None:
     assert (error["code"], error["retryable"]) == ("not_found", False)
 
 
-def test_a_beginning_that_fits_several_runs_is_refused(home: Path) -> None:
+def test_prefix_that_matches_several_runs_is_refused(home: Path) -> None:
     first_run(home)
     first_run(home)
 
@@ -205,15 +206,15 @@ def test_control_characters_of_an_agent_do_not_reach_the_terminal(home: Path) ->
     run = anyio.run(record, home, hostile)
 
     shown = steadyrun(home, "show", run).stdout
-    told = steadyrun(home, "tail", run).stdout
+    tailed = steadyrun(home, "tail", run).stdout
 
-    for output in (shown, told):
+    for output in (shown, tailed):
         assert "safe" in output
         assert not any(ord(char) < 32 and char != "\n" for char in output)
         assert not set("\x9b\u202e\u2028") & set(output)
 
 
-def test_a_directory_with_a_hostile_name_cannot_touch_the_terminal(
+def test_control_characters_of_a_directory_name_do_not_reach_the_terminal(
     home: Path, tmp_path: Path
 ) -> None:
     project = tmp_path / "a\x1b[31m\nb"
@@ -256,10 +257,13 @@ def test_ctrl_c_ends_a_tail_with_130(home: Path) -> None:
     assert b"Traceback" not in errors
 
 
-def test_ctrl_c_at_any_moment_of_the_start_ends_it_quietly(home: Path) -> None:
+def test_ctrl_c_at_any_moment_of_the_start_prints_no_traceback(home: Path) -> None:
     first_run(home)
-    chance = random.Random(7)
-    outcomes = [interrupted(home, chance.uniform(0.01, 0.4)) for _ in range(24)]
+    # The moments are parts of the time that the command takes on this machine.
+    begin = time.monotonic()
+    steadyrun(home, "runs")
+    usual_seconds, chance = time.monotonic() - begin, random.Random(7)
+    outcomes = [interrupted(home, chance.uniform(0.05, 1.5) * usual_seconds) for _ in range(24)]
 
     # Python's own start, before our first line runs, is not ours to mend.
     begun = [each for each in outcomes if b"Fatal Python error" not in each[1]]
@@ -284,7 +288,7 @@ def interrupted(home: Path, after_seconds: float) -> tuple[int, bytes]:
         return child.wait(30), child.stderr.read()
 
 
-def test_a_reader_that_goes_away_is_no_error_message(home: Path) -> None:
+def test_tail_without_a_reader_exits_with_141_and_no_message(home: Path) -> None:
     run = first_run(home)
 
     with subprocess.Popen(
@@ -302,7 +306,7 @@ def test_a_reader_that_goes_away_is_no_error_message(home: Path) -> None:
     assert errors == b""
 
 
-def test_a_config_of_random_bytes_is_a_configuration_error(home: Path) -> None:
+def test_config_that_is_not_text_is_a_configuration_error(home: Path) -> None:
     home.mkdir()
     (home / "config.toml").write_bytes(bytes(range(256)) * 4)
 
@@ -312,7 +316,7 @@ def test_a_config_of_random_bytes_is_a_configuration_error(home: Path) -> None:
     assert "config.toml" in done.stderr
 
 
-def test_a_config_that_may_not_be_read_is_a_configuration_error(home: Path) -> None:
+def test_unreadable_config_is_a_configuration_error(home: Path) -> None:
     home.mkdir()
     (home / "config.toml").touch(mode=0)
 
@@ -322,7 +326,7 @@ def test_a_config_that_may_not_be_read_is_a_configuration_error(home: Path) -> N
     assert "config.toml: cannot be read: Permission denied" in done.stderr
 
 
-def test_an_unknown_setting_names_file_line_and_the_nearest_key(home: Path) -> None:
+def test_unknown_setting_is_reported_with_file_line_and_nearest_key(home: Path) -> None:
     home.mkdir()
     (home / "config.toml").write_text("[daemon]\nlisen = '127.0.0.1:1'\n")
 
@@ -333,9 +337,7 @@ def test_an_unknown_setting_names_file_line_and_the_nearest_key(home: Path) -> N
     assert "listen" in done.stderr
 
 
-def test_a_project_may_not_choose_the_command_until_it_is_trusted(
-    home: Path, tmp_path: Path
-) -> None:
+def test_project_may_set_a_command_only_after_it_is_trusted(home: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "steadyrun.toml").write_text("[providers.claude]\ncommand = ['./evil']\n")
@@ -350,7 +352,9 @@ def test_a_project_may_not_choose_the_command_until_it_is_trusted(
 
 
 @pytest.mark.parametrize("words", [["runs"], ["show", "run_x"], ["tail", "x"]])
-def test_a_damaged_store_is_a_named_failure(home: Path, words: list[str]) -> None:
+def test_command_on_a_damaged_store_fails_with_the_name_of_the_file(
+    home: Path, words: list[str]
+) -> None:
     home.mkdir()
     (home / "steadyrun.db").write_bytes(os.urandom(8192))
 
@@ -360,7 +364,7 @@ def test_a_damaged_store_is_a_named_failure(home: Path, words: list[str]) -> Non
     assert "steadyrun.db" in done.stderr
 
 
-def test_an_unwritable_home_is_a_named_failure(home: Path) -> None:
+def test_command_on_an_unwritable_home_fails_with_its_path(home: Path) -> None:
     home.mkdir(mode=0o500)
 
     done = steadyrun(home, "runs", wrapper=unprivileged())
@@ -369,7 +373,7 @@ def test_an_unwritable_home_is_a_named_failure(home: Path) -> None:
     assert str(home) in done.stderr
 
 
-def test_doctor_finds_nothing_wrong_with_a_fresh_home_and_makes_nothing(home: Path) -> None:
+def test_doctor_reports_no_failure_without_a_home_and_creates_none(home: Path) -> None:
     done = steadyrun(home, "doctor")
 
     states = {" ".join(words[1:3]): words[0] for words in map(str.split, done.stdout.splitlines())}
@@ -382,7 +386,7 @@ def test_doctor_finds_nothing_wrong_with_a_fresh_home_and_makes_nothing(home: Pa
     assert not home.exists()
 
 
-def test_doctor_names_what_is_wrong_and_what_repairs_it(home: Path) -> None:
+def test_doctor_reports_each_problem_and_its_repair(home: Path) -> None:
     first_run(home)
     home.chmod(0o755)
     (home / "config.toml").write_text("nonsense = 1\n")
@@ -398,7 +402,7 @@ def test_doctor_names_what_is_wrong_and_what_repairs_it(home: Path) -> None:
     assert found["home"]["repair"] == f"chmod 700 {home}"
 
 
-def test_doctor_finds_a_home_that_cannot_be_written_to(home: Path) -> None:
+def test_doctor_reports_an_unwritable_home(home: Path) -> None:
     home.mkdir(mode=0o500)
 
     done = steadyrun(home, "doctor", wrapper=unprivileged())

@@ -4,7 +4,6 @@ Every error has a code and a hint, and no process remains.
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,68 +15,56 @@ import pytest
 from steadyrun.dialect import Image
 from steadyrun.errors import ConfigInvalid, SteadyrunError
 from steadyrun.model import event as ev
-from steadyrun.model.event import ErrorFact
 from steadyrun.model.run import Run
-from steadyrun.testing.model_servers.anthropic import answer, text
-from steadyrun.testing.model_servers.faults import (
-    Refusal,
-    StreamGate,
-    refuse_unauthorized,
-)
+from steadyrun.testing.model_servers.content import answer, make_text
+from steadyrun.testing.model_servers.faults import Refusal, StreamGate
 from tests.support.codex_harness import codex_harness
 from tests.support.commands import steadyrun as command
 from tests.support.real_cli_harness import (
     CODEX,
-    Cli,
     cli_harness,
+    replace_environment,
+    replace_program,
     wait_for_event,
     wait_for_gate,
 )
-from tests.support.real_codex import codex_environment, codex_home, real_codex
+from tests.support.real_codex import real_codex
 
-KEY, SECRET = "SIMULATED_KEY", "sk-dummy"
-NOWHERE = "00000000-0000-4000-8000-000000000009"
+KEY = "SIMULATED_KEY"
 
 
 # -- a program that cannot work
 
 
-def without_key(folder: Path, url: str) -> dict[str, str]:
-    codex_home(folder, url)
-    given = codex_environment(folder)
-    return {name: value for name, value in given.items() if name != KEY}
-
-
-def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with cli_harness(tmp_path, [], cli=replace(CODEX, environment=without_key)) as harness:
+def test_missing_key_fails_the_run_and_is_named(tmp_path: Path) -> None:
+    with cli_harness(tmp_path, [], cli=replace_environment(CODEX, without=KEY)) as harness:
         record = harness.run("go")
 
         assert record.run.status == "failed"
-        assert KEY in error_of(record.run).message
-        assert error_of(record.run).hint
+        assert KEY in record.error.message
+        assert record.error.hint
         assert harness.server.main_requests == ()
 
 
 def test_codex_without_a_login_fails_as_auth(tmp_path: Path) -> None:
-    """Its own provider asks without a key, and is told no."""
-    with codex_harness(tmp_path, [refuse_unauthorized()] * 9) as harness:
+    """The default provider of Codex sends a request without a key, which is refused."""
+    with codex_harness(tmp_path, [Refusal("auth")] * 9) as harness:
         own = {"model_provider": "openai", "openai_base_url": f"{harness.server.url}/v1"}
         harness._settings = msgspec.structs.replace(harness._settings, options={"config": own})
         record = harness.run("go")
 
-        assert {"authorization" in ask.request.headers for ask in harness.server.main_requests} == {
-            False
-        }
+        for request in harness.server.main_requests:
+            assert "authorization" not in request.request.headers
         assert record.run.status == "failed"
-        assert (error_of(record.run).code, error_of(record.run).retryable) == ("auth", False)
-        assert "codex login" in error_of(record.run).hint
+        assert (record.error.code, record.error.retryable) == ("auth", False)
+        assert "codex login" in record.error.hint
 
 
-# -- what `providers` and `doctor` say of it
+# -- the output of `providers` and `doctor`
 
 
-def looked(home: Path, settings: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """What the two commands say of Codex, configured so."""
+def inspect_codex(home: Path, settings: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """What `providers` and `doctor` print about Codex with these settings."""
     home.mkdir(mode=0o700, exist_ok=True)
     (home / "config.toml").write_text(f"[providers.codex]\n{settings}\n")
     (home / "config.toml").chmod(0o600)
@@ -91,10 +78,10 @@ def looked(home: Path, settings: str) -> tuple[dict[str, Any], dict[str, str]]:
 def test_the_real_codex_is_found_tested_and_logged_in(tmp_path: Path) -> None:
     home, settings = tmp_path / "home", f'command = ["{real_codex()}"]'
 
-    without_login, warning = looked(home, settings)
+    without_login, warning = inspect_codex(home, settings)
     (home / ".codex").mkdir()
     (home / ".codex" / "auth.json").touch(mode=0)
-    with_login, fine = looked(home, settings)
+    with_login, fine = inspect_codex(home, settings)
 
     assert (without_login["path"], without_login["login"]) == (str(real_codex()), None)
     assert (warning["state"], "no login was found" in warning["detail"]) == ("warn", True)
@@ -103,29 +90,29 @@ def test_the_real_codex_is_found_tested_and_logged_in(tmp_path: Path) -> None:
     assert fine["state"] == "ok"
 
 
-def test_a_login_in_a_home_of_its_own_is_found(tmp_path: Path) -> None:
+def test_login_in_a_configured_codex_home_is_found(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "auth.json").touch(mode=0)
     env = f'env = {{ CODEX_HOME = "{tmp_path / "own"}" }}'
 
-    found, check = looked(tmp_path / "home", f'command = ["{real_codex()}"]\n{env}')
+    found, check = inspect_codex(tmp_path / "home", f'command = ["{real_codex()}"]\n{env}')
 
     assert found["login"] is not None
     assert check["state"] == "ok"
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "9.9.9"])
-def test_another_version_is_a_warning(tmp_path: Path, version: str) -> None:
-    program = another(tmp_path, f"echo codex-cli {version}").program()
+def test_doctor_warns_of_a_version_that_was_not_tested(tmp_path: Path, version: str) -> None:
+    program = replace_program(CODEX, tmp_path, f"echo codex-cli {version}").program()
 
-    found, check = looked(tmp_path / "home", f'command = ["{program}"]')
+    found, check = inspect_codex(tmp_path / "home", f'command = ["{program}"]')
 
     assert (found["version"], found["is_tested"]) == (version, False)
     assert check["state"] == "warn"
     assert f"{version} (not tested" in check["detail"]
 
 
-# -- options and wishes that cannot work
+# -- invalid options
 
 
 @pytest.mark.parametrize(
@@ -142,7 +129,7 @@ def test_another_version_is_a_warning(tmp_path: Path, version: str) -> None:
     ],
     ids=str,
 )
-def test_options_that_cannot_work_are_named_before_anything_begins(
+def test_invalid_option_is_named_before_a_process_starts(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     with codex_harness(tmp_path, [], options=options) as harness:
@@ -162,28 +149,28 @@ def test_options_that_cannot_work_are_named_before_anything_begins(
     ],
     ids=str,
 )
-def test_settings_that_codex_refuses_are_named(
+def test_setting_that_codex_refuses_fails_the_run_and_is_named(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     with codex_harness(tmp_path, [], options=options) as harness:
         record = harness.run("go")
 
         assert record.run.status == "failed"
-        assert words in error_of(record.run).message
-        assert error_of(record.run).hint
+        assert words in record.error.message
+        assert record.error.hint
         assert harness.server.main_requests == ()
 
 
-def test_unknown_effort_or_schema_is_refused_by_the_api(tmp_path: Path) -> None:
+def test_unknown_effort_and_schema_are_sent_and_refused_by_the_api(tmp_path: Path) -> None:
     refusal = Refusal("invalid", message="Invalid value: 'bogus'.")
     with codex_harness(tmp_path, [refusal], options={"effort": "bogus"}) as harness:
         record = harness.run("go", schema={"type": "bogus"})
 
         assert record.run.status == "failed"
-        assert "bogus" in error_of(record.run).message
-        [ask] = harness.server.main_requests
-        assert ask.request.body["reasoning"]["effort"] == "bogus"
-        assert ask.request.body["text"]["format"]["schema"] == {"type": "bogus"}
+        assert "bogus" in record.error.message
+        [request] = harness.server.main_requests
+        assert request.body["reasoning"]["effort"] == "bogus"
+        assert request.body["text"]["format"]["schema"] == {"type": "bogus"}
 
 
 @pytest.mark.parametrize("wish", [{"model": "--help"}, {"resume": "--last"}], ids=str)
@@ -191,11 +178,11 @@ def test_value_that_looks_like_an_option_is_refused(tmp_path: Path, wish: dict[s
     with codex_harness(tmp_path, []) as harness:
         record = harness.run("go", **wish)
 
-    assert (record.run.status, error_of(record.run).code) == ("failed", "usage")
-    assert next(iter(wish)) in error_of(record.run).message
+    assert (record.run.status, record.error.code) == ("failed", "usage")
+    assert next(iter(wish)) in record.error.message
 
 
-def test_a_directory_must_be_there(tmp_path: Path) -> None:
+def test_missing_working_directory_is_refused(tmp_path: Path) -> None:
     with codex_harness(tmp_path, []) as harness:
         harness.cwd = tmp_path / "none"
         with pytest.raises(SteadyrunError, match="none"):
@@ -210,45 +197,29 @@ PNG = b"\x89PNG\r\n\x1a\n"
     [Image("image/png", b"no image"), Image("image/png", b""), Image("text/plain", PNG)],
     ids=["other bytes", "nothing", "other kind"],
 )
-def test_a_picture_that_is_none_is_refused(tmp_path: Path, image: Image) -> None:
+def test_bytes_that_are_no_image_are_refused(tmp_path: Path, image: Image) -> None:
     with codex_harness(tmp_path, []) as harness:
         record = harness.run("look", images=[image])
 
-        assert (record.run.status, error_of(record.run).code) == ("failed", "usage")
-        assert "image 1" in error_of(record.run).message
+        assert (record.run.status, record.error.code) == ("failed", "usage")
+        assert "image 1" in record.error.message
         assert harness.server.main_requests == ()
 
 
-@pytest.mark.parametrize("prompt", ["--help", "-", "/compact", "!ls", "@file", "a\0b", "😀"])
-def test_any_text_is_a_prompt(tmp_path: Path, prompt: str) -> None:
-    with codex_harness(tmp_path, [answer("I heard.")]) as harness:
-        record = harness.run(prompt)
-
-        assert (record.run.status, record.run.text) == ("completed", "I heard.")
-        assert [ask.user_text for ask in harness.server.main_requests] == [prompt]
-
-
-def test_a_prompt_that_is_too_long_is_named(tmp_path: Path) -> None:
-    with codex_harness(tmp_path, []) as harness:
-        record = harness.run("x" * 10_000_000)
-
-        assert (record.run.status, error_of(record.run).code) == ("failed", "prompt_too_long")
-        assert error_of(record.run).hint
-        assert harness.server.main_requests == ()
-
-
-# -- a conversation that is not there
+# -- a conversation in use
 
 
 @pytest.mark.parametrize("wish", [{}, {"or_fresh": True}], ids=["as it is", "or fresh"])
-def test_a_conversation_that_is_in_use_is_named(tmp_path: Path, wish: dict[str, Any]) -> None:
+def test_conversation_in_use_cannot_be_resumed_by_another_run(
+    tmp_path: Path, wish: dict[str, Any]
+) -> None:
     gate = StreamGate()
-    with codex_harness(tmp_path, [answer(text("Hel", gate, "lo"))]) as harness:
+    with codex_harness(tmp_path, [answer(make_text("Hel", gate, "lo"))]) as harness:
 
         async def main() -> tuple[Run, Run]:
             async with harness.library() as library:
                 run = await harness.start(library, "go")
-                bound = await wait_for_event(run, lambda event: isinstance(event, ev.TokenBound))
+                bound = await wait_for_event(run, ev.TokenBound)
                 await wait_for_gate(gate)
                 other = await harness.start(library, "me, too", resume=bound.token, **wish)
                 refused = await other.result()
@@ -258,22 +229,7 @@ def test_a_conversation_that_is_in_use_is_named(tmp_path: Path, wish: dict[str, 
         first, second = anyio.run(main)
 
         assert (first.status, first.text) == ("completed", "Hello")
-        assert (second.status, error_of(second).code) == ("failed", "conversation_busy")
-        assert error_of(second).retryable
+        assert second.status == "failed"
+        assert second.error is not None
+        assert (second.error.code, second.error.retryable) == ("conversation_busy", True)
         assert len(harness.server.main_requests) == 1
-
-
-# -- what all of them use
-
-
-def another(folder: Path, does: str) -> Cli:
-    """A program in Codex's place."""
-    program = folder / "codex"
-    program.write_text(f"#!/bin/sh\n{does}\n")
-    program.chmod(0o755)
-    return replace(CODEX, program=lambda: program)
-
-
-def error_of(run: Run) -> ErrorFact:
-    assert run.error is not None
-    return run.error

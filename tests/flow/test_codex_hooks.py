@@ -3,12 +3,11 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from steadyrun.model import event as ev
-from steadyrun.testing.model_servers.anthropic import answer
-from tests.support.real_cli_harness import CODEX, Cli, cli_harness
+from steadyrun.testing.model_servers.content import answer
+from tests.support.real_cli_harness import CODEX, Cli, cli_harness, each_codex
 from tests.support.real_codex import StartedAppServer, codex_environment, codex_home
 
 # It lets pass what has no "secret" in it.
@@ -35,7 +34,7 @@ def trust(folder: Path) -> str:
     folder.mkdir()
     with_hook(codex_home(folder, NOWHERE))
     with StartedAppServer(folder, NOWHERE) as codex:
-        [listed] = codex.hear_answer("hooks/list", cwds=[str(codex.cwd)])["data"]
+        [listed] = codex.read_reply("hooks/list", cwds=[str(codex.cwd)])["data"]
     [hook] = listed["hooks"]
     return str(hook["currentHash"])
 
@@ -46,33 +45,23 @@ def with_hook(home: Path) -> Path:
     return home
 
 
-def test_prompt_blocked_by_a_hook_fails_with_the_reason(tmp_path: Path) -> None:
-    with cli_harness(tmp_path, [], cli=guarded(tmp_path)) as harness:
-        played = harness.run("tell me the secret")
-
-        assert (played.run.status, played.run.text) == ("failed", None)
-        assert played.run.error
-        assert played.run.error.code == "hook_blocked"
-        assert "not today" in played.run.error.message
-        assert any("not today" in note.text for note in played.events_of(ev.Note))
-        assert harness.server.main_requests == ()
-
-
-def test_the_model_is_not_asked_for_one_shot_either(tmp_path: Path) -> None:
-    options = {"one_shot": True}
+@each_codex
+def test_prompt_blocked_by_a_hook_fails(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The app server reports the reason; `codex exec` does not."""
     with cli_harness(tmp_path, [], cli=guarded(tmp_path), options=options) as harness:
-        played = harness.run("tell me the secret")
+        record = harness.run("tell me the secret")
 
-        assert (played.run.status, played.run.text) == ("failed", None)
-        assert played.run.error
-        assert played.run.error.code == "no_answer"
+        assert (record.run.status, record.run.text) == ("failed", None)
+        assert record.error.code == ("no_answer" if options else "hook_blocked")
         assert harness.server.main_requests == ()
+        if not options:
+            assert "not today" in record.error.message
+            assert any("not today" in note.text for note in record.events_of(ev.Note))
 
 
-@pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
-def test_prompt_passed_by_a_hook_is_answered(tmp_path: Path, is_one_shot: bool) -> None:
-    options = {"one_shot": is_one_shot}
+@each_codex
+def test_prompt_passed_by_a_hook_is_answered(tmp_path: Path, options: dict[str, Any]) -> None:
     with cli_harness(tmp_path, [answer("42")], cli=guarded(tmp_path), options=options) as harness:
-        played = harness.run("tell me the answer")
+        record = harness.run("tell me the answer")
 
-        assert (played.run.status, played.run.text) == ("completed", "42")
+        assert (record.run.status, record.run.text) == ("completed", "42")

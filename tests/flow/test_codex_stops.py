@@ -9,7 +9,7 @@ import pytest
 import steadyrun
 from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
-from steadyrun.testing.model_servers.anthropic import answer, text
+from steadyrun.testing.model_servers.content import answer, make_text
 from steadyrun.testing.model_servers.faults import StreamGate
 from tests.support.codex_harness import (
     COMPLETED,
@@ -65,10 +65,10 @@ def test_codex_stopped_before_the_handshake_fails_as_hang(tmp_path: Path) -> Non
 
 def test_codex_stopped_in_a_stream_times_out_as_idle(tmp_path: Path) -> None:
     clock = AdjustableClock()
-    with codex_harness(tmp_path, [answer(text("Hel", StreamGate(), "lo"))]) as harness:
+    with codex_harness(tmp_path, [answer(make_text("Hel", StreamGate(), "lo"))]) as harness:
 
         async def disturb(run: RunHandle) -> None:
-            await wait_for_event(run, lambda event: isinstance(event, ev.TextDelta))
+            await wait_for_event(run, ev.TextDelta)
             os.kill(find_cli(harness), signal.SIGSTOP)
             clock.seconds = 121
 

@@ -13,9 +13,9 @@ from steadyrun.model import event as ev
 from steadyrun.model.event import AnyEvent
 from steadyrun.model.usage import Usage
 from steadyrun.providers.codex.dialect import Codex
-from steadyrun.testing.model_servers.content import AnswerTokens, ModelAnswer, answer, text
+from steadyrun.testing.model_servers.content import AnswerTokens, ModelAnswer, answer, make_text
 from steadyrun.testing.model_servers.faults import StreamGate
-from steadyrun.testing.model_servers.openai_responses import ResponsesServer
+from steadyrun.testing.model_servers.model_server import ResponsesServer
 from steadyrun.testing.model_servers.protocol import ModelRequest
 from tests.support.real_cli import TIMEOUT_SECONDS, Frame
 from tests.support.real_codex import StartedAppServer, is_turn_end
@@ -57,13 +57,13 @@ def ends(events: list[Any]) -> list[ev.RunEnded]:
     return [each for each in events if isinstance(each, ev.RunEnded)]
 
 
-def test_a_conversation_that_is_come_back_to_is_not_paid_for_twice(tmp_path: Path) -> None:
+def test_usage_of_a_thread_is_counted_once_over_several_turns_and_a_fork(tmp_path: Path) -> None:
     script = [answer("a", tokens=AnswerTokens(100 * 2**n, 2**n)) for n in range(4)]
     with ResponsesServer(script) as server, Recorded(tmp_path, server.url) as codex:
         one, other = codex.start_thread(), codex.start_thread()
         for thread in (one, other, one):
             codex.turn(thread, "go on")
-        fork = codex.hear_answer("thread/fork", threadId=one)["thread"]["id"]
+        fork = codex.read_reply("thread/fork", threadId=one)["thread"]["id"]
         codex.turn(fork, "go on")
 
         used = [each.usage for each in ends(codex.events())]
@@ -71,12 +71,12 @@ def test_a_conversation_that_is_come_back_to_is_not_paid_for_twice(tmp_path: Pat
     assert used == [Usage(100 * 2**n, 2**n, 0, 0) for n in range(4)]
 
 
-def test_a_turn_beside_another_is_neither_lost_nor_a_follow_up(tmp_path: Path) -> None:
+def test_turn_of_a_second_thread_is_kept_as_unknown_and_is_no_follow_up(tmp_path: Path) -> None:
     gates = {"first": StreamGate(), "second": StreamGate()}
 
     def model(ask: ModelRequest) -> ModelAnswer:
         word = "first" if "first" in ask.user_text else "second"
-        return answer(text(word[:3], gates[word], word[3:]), tokens=AnswerTokens(10, 1))
+        return answer(make_text(word[:3], gates[word], word[3:]), tokens=AnswerTokens(10, 1))
 
     with ResponsesServer(model) as server, Recorded(tmp_path, server.url) as codex:
         one, other = codex.start_thread(), codex.start_thread()
@@ -106,7 +106,7 @@ def test_review_is_a_run_with_its_findings(tmp_path: Path) -> None:
     with ResponsesServer(script) as server, Recorded(tmp_path, server.url) as codex:
         thread = codex.start_thread()
         what = {"type": "custom", "instructions": "look"}
-        codex.hear_answer("review/start", threadId=thread, target=what)
+        codex.read_reply("review/start", threadId=thread, target=what)
         codex.read_until(is_turn_end)
         codex.turn(thread, "go on")
         events = codex.events()

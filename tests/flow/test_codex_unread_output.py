@@ -3,7 +3,7 @@
 import os
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ import pytest
 from steadyrun.dialect import Verdict
 from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
-from steadyrun.model.item import Item
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.testing.model_servers.anthropic import answer, text
+from steadyrun.testing.model_servers.content import answer, make_text
 from steadyrun.testing.model_servers.faults import Cut, StreamGate
 from tests.children.keeper_driver import parent
 from tests.support.codex_harness import (
@@ -43,20 +42,22 @@ from tests.support.killed_driver import (
 from tests.support.real_cli_harness import TIMEOUT_SECONDS, CliHarness, count_sent, wait_for_gate
 
 
-def unrecorded(
-    harness: CliHarness, first: Before, key: bytes, is_noted: Callable[[Item], bool], **wish: str
+def kill_unrecorded(
+    harness: CliHarness,
+    choose_request: Callable[[Driver], Awaitable[dict[str, str]]],
+    key: bytes,
+    is_accepted: Callable[[SqliteStore], Awaitable[bool]],
 ) -> Before:
-    """Codex is stopped after `first` and told what is wished; its driver is killed before it can
-    write down that it was told."""
+    """Send a request to a stopped Codex, and kill the driver before it can record the frame."""
 
     async def before(driver: Driver) -> None:
-        await first(driver)
+        request = await choose_request(driver)
         cli = find_cli(harness)
         os.kill(cli, signal.SIGSTOP)
         # A stopped keeper sends the CLI nothing, and a locked store accepts no write.
         os.kill(parent(cli), signal.SIGSTOP)
-        await driver.send(**wish)
-        await wait_for_item(harness, is_noted)
+        await driver.send(**request)
+        await wait_for_record(harness, is_accepted)
         with locked(harness):
             os.kill(parent(cli), signal.SIGCONT)
             await wait_for_bytes(harness, key, "sent")
@@ -74,47 +75,34 @@ def locked(harness: CliHarness) -> Iterator[None]:
         store.execute("ROLLBACK")
 
 
-async def wait_for_item(harness: CliHarness, is_it: Callable[[Item], bool]) -> None:
-    """Wait until the record has such an item."""
+async def wait_for_record(
+    harness: CliHarness, is_accepted: Callable[[SqliteStore], Awaitable[bool]]
+) -> None:
+    """Wait until the store has accepted a request."""
     store = await SqliteStore.open(harness.home)
     try:
         with anyio.fail_after(TIMEOUT_SECONDS):
-            while not any(map(is_it, await store.items())):
-                await anyio.lowlevel.checkpoint()
-    finally:
-        await store.close()
-
-
-async def wait_for_answer(harness: CliHarness) -> None:
-    """Wait until the record has the answer to the only question."""
-    store = await SqliteStore.open(harness.home)
-    try:
-        with anyio.fail_after(TIMEOUT_SECONDS):
-            while [each.status for each in await store.approvals()] != ["answered"]:
+            while not await is_accepted(store):
                 await anyio.lowlevel.checkpoint()
     finally:
         await store.close()
 
 
 @pytest.mark.parametrize("ends", WHEN_RELEASED)
-def test_an_answer_that_is_read_after_the_kill_counts_once(tmp_path: Path, ends: str) -> None:
+def test_verdict_that_codex_reads_after_the_kill_counts_once(tmp_path: Path, ends: str) -> None:
     done = tmp_path / "done"
     with codex_harness(
         tmp_path, [request_command(f"echo once >> {done}"), answer("Done.")]
     ) as harness:
 
-        async def before(driver: Driver) -> None:
-            asked = await driver.wait_for_event("approval.requested")
-            cli = find_cli(harness)
-            os.kill(cli, signal.SIGSTOP)
-            os.kill(parent(cli), signal.SIGSTOP)
-            await driver.send(allow=asked["approval"])
-            await wait_for_answer(harness)
-            with locked(harness):
-                os.kill(parent(cli), signal.SIGCONT)
-                await wait_for_bytes(harness, b"decide:", "sent")
-                await driver.kill()
+        async def allow(driver: Driver) -> dict[str, str]:
+            request = await driver.wait_for_event("approval.requested")
+            return {"allow": request["approval"]}
 
+        async def is_answered(store: SqliteStore) -> bool:
+            return [each.status for each in await store.approvals()] == ["answered"]
+
+        before = kill_unrecorded(harness, allow, b"decide:", is_answered)
         home = adopt_after_kill(harness, before, lambda: continue_cli(harness), ends=ends, **ASKING)
 
         check_adopted(home, harness)
@@ -129,19 +117,22 @@ def test_an_answer_that_is_read_after_the_kill_counts_once(tmp_path: Path, ends:
 
 
 @pytest.mark.parametrize("ends", WHEN_RELEASED)
-def test_a_follow_up_that_is_read_after_the_kill_is_taken_once(tmp_path: Path, ends: str) -> None:
+def test_message_that_codex_reads_after_the_kill_is_absorbed_once(
+    tmp_path: Path, ends: str
+) -> None:
     gate = StreamGate()
     with codex_harness(
-        tmp_path, [answer(text("Hel", gate, "lo")), answer("That, too.")]
+        tmp_path, [answer(make_text("Hel", gate, "lo")), answer("That, too.")]
     ) as harness:
-        before = unrecorded(
-            harness,
-            after_event("text.delta"),
-            b"offer:",
-            lambda item: item.delivery == "offered",
-            steer="and THAT",
-        )
 
+        async def steer(driver: Driver) -> dict[str, str]:
+            await driver.wait_for_event("text.delta")
+            return {"steer": "and THAT"}
+
+        async def is_offered(store: SqliteStore) -> bool:
+            return any(item.delivery == "offered" for item in await store.items())
+
+        before = kill_unrecorded(harness, steer, b"offer:", is_offered)
         home = adopt_after_kill(harness, before, lambda: continue_cli(harness), ends=ends)
 
         check_adopted(home, harness)
@@ -152,19 +143,19 @@ def test_a_follow_up_that_is_read_after_the_kill_is_taken_once(tmp_path: Path, e
 
 
 @pytest.mark.parametrize("ends", WHEN_RELEASED)
-def test_an_interruption_that_is_read_after_the_kill_ends_the_turn(
-    tmp_path: Path, ends: str
-) -> None:
+def test_interrupt_that_codex_reads_after_the_kill_ends_the_turn(tmp_path: Path, ends: str) -> None:
     tool = BlockingCommand(tmp_path)
     with codex_harness(tmp_path, [run_command(tool.command)]) as harness:
-        before = unrecorded(
-            harness,
-            after_event("tool.started", tool.wait_until_running),
-            b"interrupt:",
-            lambda item: item.cancel_requested,
-            cancel="enough",
-        )
 
+        async def cancel(driver: Driver) -> dict[str, str]:
+            await driver.wait_for_event("tool.started")
+            await tool.wait_until_running()
+            return {"cancel": "enough"}
+
+        async def is_requested(store: SqliteStore) -> bool:
+            return any(item.cancel_requested for item in await store.items())
+
+        before = kill_unrecorded(harness, cancel, b"interrupt:", is_requested)
         home = adopt_after_kill(harness, before, lambda: continue_cli(harness), ends=ends)
 
         check_adopted(home, harness)
@@ -174,7 +165,7 @@ def test_an_interruption_that_is_read_after_the_kill_ends_the_turn(
         assert tool.alive == []
 
 
-def test_two_questions_may_be_answered_by_two_programs(tmp_path: Path) -> None:
+def test_two_approvals_are_answered_by_two_programs(tmp_path: Path) -> None:
     files = [tmp_path / "one", tmp_path / "two"]
     parts = [part for file in files for part in request_command(f"echo once >> {file}").parts]
     with codex_harness(tmp_path, [answer(*parts), answer("Done.")]) as harness:
@@ -209,9 +200,11 @@ async def _asked(run: RunHandle) -> Any:
 
 
 @pytest.mark.parametrize("ends", WHEN_RELEASED)
-def test_a_driver_may_be_killed_while_the_model_is_asked_again(tmp_path: Path, ends: str) -> None:
+def test_run_completes_when_its_driver_is_killed_in_a_retry_of_codex(
+    tmp_path: Path, ends: str
+) -> None:
     gate = StreamGate()
-    script = [answer(text("Hel", Cut())), answer(text("Hel", "lo"), held=gate)]
+    script = [answer(make_text("Hel", Cut())), answer(make_text("Hel", "lo"), held=gate)]
     with codex_harness(tmp_path, script) as harness:
         before = after_event("provider.retrying", lambda: wait_for_gate(gate))
 

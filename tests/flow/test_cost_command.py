@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from steadyrun.errors import InvalidUsage
+from steadyrun.model.usage import USAGE_REFUSED, Usage
 from steadyrun.operations.costs import parse_since
 from steadyrun.providers.shared.prices import load_prices
 from tests.support.cli_home import cli_home
@@ -58,11 +59,11 @@ def test_known_and_unknown_costs_are_reported_separately(tmp_path: Path) -> None
         assert [(row["key"], row["runs"]) for row in by_model["rows"]] == [("m", 2)]
         assert sum(row["runs"] for row in by_day["rows"]) == 4
         assert by_day["total"]["runs"] == 4
-        assert "1 runs, 7 tokens" in shown
+        assert "1 run, 7 tokens" in shown
         assert f"of {load_prices().published}" in shown
 
 
-def test_today_begins_where_the_configuration_says(tmp_path: Path) -> None:
+def test_today_begins_at_midnight_of_the_configured_time_zone(tmp_path: Path) -> None:
     """Somewhere it is another day than in UTC at any moment."""
     now = datetime.now(UTC)
     zone = next(
@@ -95,7 +96,7 @@ def test_today_begins_where_the_configuration_says(tmp_path: Path) -> None:
         ("month", datetime(2026, 2, 28, 23, tzinfo=UTC)),
     ],
 )
-def test_since_is_a_moment_of_the_time_zone(text: str, begin: datetime) -> None:
+def test_since_is_parsed_in_the_configured_time_zone(text: str, begin: datetime) -> None:
     assert parse_since(text, NOW, BERLIN) == begin
 
 
@@ -107,8 +108,24 @@ def test_invalid_time_is_refused(text: str) -> None:
         parse_since(text, NOW, BERLIN)
 
 
-def test_an_agent_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+def test_cost_of_an_unknown_agent_is_not_found(tmp_path: Path) -> None:
     missing = steadyrun(tmp_path / "home", "cost", "missing")
     wrong = steadyrun(tmp_path / "home", "cost", "--by", "week")
 
     assert (missing.returncode, wrong.returncode) == (3, 2)
+
+
+def test_tokens_beyond_63_bits_are_not_counted_and_the_run_completes(tmp_path: Path) -> None:
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada")
+        home.up()
+        steps = [uses(2**62, 0.5), uses(2**62, None), {"text": "done"}]
+        done = home.run("send", "ada", "script:" + json.dumps(steps), "--wait", "--json")
+        assert done.returncode == 0, done.stderr
+        home.run("send", "ada", "script:" + json.dumps([uses(5, 0.25)]), "--wait")
+
+        first, second = sorted(home.runs(), key=lambda run: run.id)
+        assert (first.status, first.text, first.usage) == ("completed", "done", Usage())
+        assert (second.status, second.usage.input_tokens) == ("completed", 5)
+        assert USAGE_REFUSED in home.texts()
+        assert cost(home.path)["total"]["input_tokens"] == 5

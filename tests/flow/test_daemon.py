@@ -33,7 +33,7 @@ def home(tmp_path: Path) -> Iterator[CliHome]:
         yield found
 
 
-def test_a_message_waits_for_the_daemon_and_is_done_by_it(home: CliHome) -> None:
+def test_message_sent_without_a_daemon_is_completed_by_the_next_one(home: CliHome) -> None:
     home.add_agent("ada")
     item = home.send("ada", {"text": "done"})
     assert home.item(item).status == "queued"
@@ -47,7 +47,7 @@ def test_a_message_waits_for_the_daemon_and_is_done_by_it(home: CliHome) -> None
     assert home.processes() == []
 
 
-def test_files_of_old_runs_are_deleted_and_the_record_stays(home: CliHome) -> None:
+def test_files_of_old_runs_are_deleted_and_their_record_is_kept(home: CliHome) -> None:
     home.path.mkdir(exist_ok=True)
     # A tenth of a second, nearly.
     (home.path / "config.toml").write_text("[daemon]\nkeep_days = 0.000001\nprocesses = 1\n")
@@ -75,7 +75,7 @@ def test_files_of_old_runs_are_deleted_and_the_record_stays(home: CliHome) -> No
     assert "old" in home.texts()
 
 
-def test_a_home_has_one_daemon(home: CliHome) -> None:
+def test_second_daemon_of_a_home_is_refused(home: CliHome) -> None:
     first = home.up()
 
     second = home.run("up")
@@ -107,8 +107,8 @@ def test_run_continues_after_the_daemon_was_killed(home: CliHome) -> None:
     assert [each.seq for each in home.events()] == list(range(1, len(home.events()) + 1))
 
 
-def test_a_daemon_begins_in_its_order(home: CliHome) -> None:
-    """Who may be sent to, then what was left to deliver, then what was left running."""
+def test_daemon_starts_in_the_documented_order(home: CliHome) -> None:
+    """Spooled calls first, then the time without a daemon, then the abandoned lanes."""
     home.add_agent("ada")
     home.add_agent("bo")
     daemon = home.up()
@@ -118,8 +118,8 @@ def test_a_daemon_begins_in_its_order(home: CliHome) -> None:
     daemon.wait()
     closed = home.run("gate", "close", "scripted", "--for", "1h", "--reason", "we said so")
     ids = Ids(SystemClock().now)
-    letter = {"agent": "bo", "text": "hello"}
-    anyio.run(lambda: spool_call(home.path, ids, "item.send", letter, key="letter"))
+    call = {"agent": "bo", "text": "hello"}
+    anyio.run(lambda: spool_call(home.path, ids, "item.send", call, key="key"))
     before = len(home.read_log())
     home.up()
     facts = [json.loads(line)["fact"] for line in home.read_log()[before:] if line.startswith("{")]
@@ -127,7 +127,7 @@ def test_a_daemon_begins_in_its_order(home: CliHome) -> None:
     assert closed.returncode == 0, closed.stderr
     begun = ["letters.drained", "downtime.credited", "lane.reaped", "daemon.started"]
     assert [fact for fact in facts if fact in begun] == begun
-    # What a letter says waits for its gate like everything else; what ran goes on.
+    # The spooled message waits for its gate like every other; the run continues.
     items = json.loads(home.run("inbox", "--json").stdout)["items"]
     assert {(each["agent"], each["status"]) for each in items} == {
         ("ada", "running"), ("bo", "queued"),
@@ -136,7 +136,7 @@ def test_a_daemon_begins_in_its_order(home: CliHome) -> None:
     eventually(lambda: home.item(item).status == "completed", "its end")
 
 
-def test_an_agent_s_idle_process_is_kept_over_a_kill(home: CliHome) -> None:
+def test_warm_process_serves_the_next_item_after_the_daemon_was_killed(home: CliHome) -> None:
     home.add_agent("ada")
     first = home.up()
     before = home.send("ada", {"text": "one"})
@@ -152,7 +152,8 @@ def test_an_agent_s_idle_process_is_kept_over_a_kill(home: CliHome) -> None:
     assert {run.process for run in home.runs()} == {process.id}
 
 
-def test_down_waits_for_running_items(home: CliHome) -> None:
+@pytest.mark.parametrize("is_killed", [False, True], ids=["down waits", "down is killed"])
+def test_daemon_completes_running_items_after_down(home: CliHome, is_killed: bool) -> None:
     gate = home.place / "gate"
     home.add_agent("ada")
     daemon = home.up()
@@ -160,12 +161,12 @@ def test_down_waits_for_running_items(home: CliHome) -> None:
     wait_for_text(home, "one")
 
     down = home.start("down")
-    eventually(
-        lambda: json.loads(home.run("status", "--json").stdout)["daemon"]["is_draining"], "it"
-    )
+    eventually(lambda: _is_draining(home), "a daemon that drains")
+    if is_killed:
+        down.kill()
     gate.touch()
 
-    assert down.wait(TIMEOUT_SECONDS) == 0
+    assert down.wait(TIMEOUT_SECONDS) == (-signal.SIGKILL if is_killed else 0)
     assert daemon.wait(TIMEOUT_SECONDS) == 0
     assert home.item(item).status == "completed"
     assert home.list_live_pids() == []
@@ -190,16 +191,16 @@ def test_down_stops_a_long_run_and_the_next_daemon_resumes_it(home: CliHome) -> 
     assert [run.stop_reason for run in home.runs()] == [None, "shutdown"]
 
 
-@pytest.mark.parametrize("is_taken_up", [True, False])
-def test_down_ends_the_processes_of_a_killed_daemon(home: CliHome, is_taken_up: bool) -> None:
+@pytest.mark.parametrize("is_adopted", [True, False])
+def test_down_stops_the_run_of_a_killed_command(home: CliHome, is_adopted: bool) -> None:
     prompt = "script:" + json.dumps(steps_around(home.place / "never"))
-    if not is_taken_up:
+    if not is_adopted:
         home.up()
     direct = home.start("run", "--provider", "scripted", prompt)
     wait_for_text(home, "one")
     direct.kill()
     direct.wait()
-    if is_taken_up:
+    if is_adopted:
         home.up()
 
     down = home.run("down", "--drain", "0s", "--json")
@@ -232,7 +233,7 @@ def test_down_can_leave_running_processes_to_their_keepers(home: CliHome) -> Non
     assert len([run for run in home.runs() if run.item == item]) == 1
 
 
-def test_ctrl_c_waits_and_a_second_one_does_not(home: CliHome) -> None:
+def test_ctrl_c_drains_the_daemon_and_a_second_one_ends_it(home: CliHome) -> None:
     home.add_agent("ada")
     daemon = home.up()
     home.send("ada", *steps_around(home.place / "never"))
@@ -245,7 +246,7 @@ def test_ctrl_c_waits_and_a_second_one_does_not(home: CliHome) -> None:
     assert home.list_live_pids() == []
 
 
-def test_a_detached_one_answers_when_its_command_returns(home: CliHome) -> None:
+def test_detached_daemon_answers_when_its_command_returns(home: CliHome) -> None:
     done = home.run("up", "--detach", "--json")
     state = json.loads(done.stdout)
 
@@ -257,7 +258,7 @@ def test_a_detached_one_answers_when_its_command_returns(home: CliHome) -> None:
     assert home.run("status").returncode == 69
 
 
-def test_a_configuration_that_is_wrong_starts_nothing(home: CliHome) -> None:
+def test_daemon_with_an_invalid_configuration_does_not_start(home: CliHome) -> None:
     home.path.mkdir(mode=0o700)
     (home.path / "config.toml").write_text('[agents.ada]\nprovider = "missing"\nhome = "."\n')
 
@@ -271,7 +272,7 @@ def test_a_configuration_that_is_wrong_starts_nothing(home: CliHome) -> None:
     (home.path / "config.toml").unlink()
 
 
-def test_facts_tell_no_prompt_and_no_reply(home: CliHome) -> None:
+def test_log_contains_no_prompt_and_no_reply(home: CliHome) -> None:
     home.add_agent("ada")
     daemon = home.up()
     item = home.send("ada", {"text": "canary-reply"})
@@ -288,7 +289,7 @@ def test_facts_tell_no_prompt_and_no_reply(home: CliHome) -> None:
     assert not [each for each in facts if "cut" in each or each["level"] == "error"]
 
 
-def test_make_up_has_a_demo_agent(home: CliHome) -> None:
+def test_demo_starts_a_daemon_with_a_demo_agent(home: CliHome) -> None:
     program, environ = home.place / "claude", environment(home.path)
     program.write_text("#!/bin/sh\necho '2.1.197 (Claude Code)'\n")
     program.chmod(0o755)
@@ -335,7 +336,7 @@ def test_removing_an_agent_closes_its_warm_process(home: CliHome) -> None:
     assert home.run("send", "ada", "more").returncode == 3
 
 
-def test_an_agent_that_is_gone_from_the_configuration_goes_on_only_when_it_is_back(
+def test_agent_removed_from_the_configuration_cannot_be_resumed(
     home: CliHome,
 ) -> None:
     place, file = home.place / "una", home.path / "config.toml"
@@ -361,7 +362,7 @@ def test_an_agent_that_is_gone_from_the_configuration_goes_on_only_when_it_is_ba
     assert home.run("agent", "rm", "una").returncode == 0
 
 
-def test_an_agent_that_is_gone_from_the_configuration_can_be_removed(home: CliHome) -> None:
+def test_agent_removed_from_the_configuration_can_be_deleted(home: CliHome) -> None:
     (home.place / "ada").mkdir()
     home.path.mkdir(mode=0o700)
     config = home.path / "config.toml"
@@ -389,21 +390,27 @@ def test_waiting_command_reports_why_an_agent_could_not_start(home: CliHome) -> 
     assert home.run("send", "ada", "hello", "--wait").returncode == 0
 
 
-def test_daemon_drains_after_the_down_command_was_killed(home: CliHome) -> None:
-    gate = home.place / "gate"
-    home.add_agent("ada")
-    daemon = home.up()
-    item = home.send("ada", *steps_around(gate))
-    wait_for_text(home, "one")
-    down = home.start("down")
-    eventually(lambda: _is_draining(home), "that it has heard")
-
-    down.kill()
-    gate.touch()
-
-    assert daemon.wait(TIMEOUT_SECONDS) == 0
-    assert home.item(item).status == "completed"
-
-
 def _is_draining(home: CliHome) -> bool:
     return bool(json.loads(home.run("status", "--json").stdout)["daemon"]["is_draining"])
+
+
+def test_down_without_a_daemon_does_not_advise_to_start_one(home: CliHome) -> None:
+    done = home.run("down")
+
+    assert done.returncode == 69
+    assert "steadyrun up" not in done.stderr
+
+
+def test_log_of_a_detached_daemon_has_only_lines_of_json(home: CliHome) -> None:
+    home.add_agent("ada")
+    assert home.run("up", "--detach").returncode == 0
+    try:
+        home.send("ada", "hang")
+        eventually(lambda: any(run.started_at for run in home.runs()), "the start of the run")
+    finally:
+        pid = json.loads(home.run("status", "--json").stdout)["daemon"]["pid"]
+        os.kill(pid, signal.SIGTERM)
+        assert home.run("down", "--drain", "0s").returncode == 0
+
+    lines = (home.path / "daemon/log").read_text().splitlines()
+    assert "daemon.draining" in {json.loads(line).get("fact") for line in lines}

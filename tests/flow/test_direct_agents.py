@@ -21,8 +21,8 @@ from tests.support.real_cli_harness import CODEX, CliHarness, cli_harness
 
 RECALL = 'script:["recall"]'
 CANARY = "canary-of-the-environment"
-# What an agent is told of itself: it goes by its role, and works in this directory.
-TOLD = """\
+# The variables that describe an agent to itself: its role and its directory.
+SYSTEM_PROMPT = """\
 # steadyrun
 You are reviewer, an agent that steadyrun runs. Your home directory is {home}.
 What you write is internal: it is kept in the record, where the sender of a message can read it, \
@@ -38,13 +38,13 @@ Be kind: „ja“.
 git"""
 
 
-def furnish(home: Path, work: Path) -> str:
+def write_agent_files(home: Path, work: Path) -> str:
     """Write a role and an agent's files; return what is to be told of them."""
     (home / "roles").mkdir(parents=True)
     (home / "roles" / "reviewer.md").write_text("Find what is wrong.\n")
     (work / "SOUL.md").write_text("Be kind: „ja“.\n", encoding="utf-8")
     (work / "TOOLS.md").write_text("git\n")
-    return TOLD.format(home=work)
+    return SYSTEM_PROMPT.format(home=work)
 
 
 def config_of(folder: Path, text: str = "") -> Config:
@@ -55,7 +55,7 @@ def config_of(folder: Path, text: str = "") -> Config:
     return load(home=home, cwd=folder, environ=environ)
 
 
-def summoned(config: Config, work: Path, prompt: str = RECALL, **asked: Any) -> Run:
+def summon_and_wait(config: Config, work: Path, prompt: str = RECALL, **asked: Any) -> Run:
     async def main() -> Run:
         async with steadyrun.open(config) as library:
             given = {"role": "reviewer", "provider": "scripted", "cwd": work, **asked}
@@ -65,16 +65,16 @@ def summoned(config: Config, work: Path, prompt: str = RECALL, **asked: Any) -> 
     return anyio.run(main)
 
 
-def test_policy_file_of_the_directory_applies_or_the_run_does_not_start(
+def test_policy_file_of_the_directory_applies_or_the_run_is_refused(
     tmp_path: Path, work: Path
 ) -> None:
-    furnish(tmp_path / "home", work)
+    write_agent_files(tmp_path / "home", work)
     config, call = config_of(tmp_path), '{"tool": {"name": "%s"}}'
     (work / "PERMISSIONS.json").write_text('{"tier": "standard"}')
 
-    run = summoned(config, work, f"script:[{call % 'Edit'}, {call % 'Write'}]")
+    run = summon_and_wait(config, work, f"script:[{call % 'Edit'}, {call % 'Write'}]")
     with pytest.raises(AbilityMissing, match="one tool to write and to edit"):
-        summoned(config, work, "hello", provider="codex")
+        summon_and_wait(config, work, "hello", provider="codex")
 
     async def failed() -> list[str | None]:
         store = await SqliteStore.open(tmp_path / "home")
@@ -89,7 +89,7 @@ def test_policy_file_of_the_directory_applies_or_the_run_does_not_start(
     assert anyio.run(failed) == ["the tool Write is not allowed"]
 
 
-def recalled(run: Run) -> Any:
+def read_recall(run: Run) -> Any:
     assert run.status == "completed", run.error
     return json.loads(run.text or "")
 
@@ -102,28 +102,32 @@ def work(tmp_path: Path) -> Path:
 
 
 class TestSummon:
-    def test_a_role_is_told_with_the_files_of_the_directory(
+    def test_system_prompt_has_the_role_and_the_files_of_the_directory(
         self, tmp_path: Path, work: Path
     ) -> None:
-        told = furnish(tmp_path / "home", work)
+        expected = write_agent_files(tmp_path / "home", work)
 
-        run = summoned(config_of(tmp_path), work, system="Be brief.")
+        run = summon_and_wait(config_of(tmp_path), work, system="Be brief.")
 
-        assert recalled(run)["system"] == f"{told}\n\n# Instructions\nBe brief."
+        assert read_recall(run)["system"] == f"{expected}\n\n# Instructions\nBe brief."
 
-    def test_the_run_says_how_it_came_about(self, tmp_path: Path, work: Path) -> None:
-        furnish(tmp_path / "home", work)
+    def test_metadata_of_a_summoned_run_has_its_trigger_and_role(
+        self, tmp_path: Path, work: Path
+    ) -> None:
+        write_agent_files(tmp_path / "home", work)
         given = {"ticket": 7, "trigger": "mail"}
 
-        run = summoned(config_of(tmp_path), work, metadata=given)
+        run = summon_and_wait(config_of(tmp_path), work, metadata=given)
 
         assert run.metadata == {"ticket": 7, "trigger": "summon", "role": "reviewer"}
         assert given == {"ticket": 7, "trigger": "mail"}
 
-    def test_it_has_its_limits_beside_its_metadata(self, tmp_path: Path, work: Path) -> None:
-        furnish(tmp_path / "home", work)
+    def test_metadata_of_a_summoned_run_has_its_wall_timeout(
+        self, tmp_path: Path, work: Path
+    ) -> None:
+        write_agent_files(tmp_path / "home", work)
 
-        run = summoned(config_of(tmp_path), work, timeout_seconds=50.0)
+        run = summon_and_wait(config_of(tmp_path), work, timeout_seconds=50.0)
 
         assert run.metadata == {"trigger": "summon", "role": "reviewer", "wall_seconds": 50.0}
 
@@ -137,22 +141,22 @@ class TestSummon:
             ({"metadata": {"x": b"bytes\xff", "y": object()}}, InvalidUsage),
         ],
     )
-    def test_what_cannot_be_is_refused_and_no_run_is_made(
+    def test_invalid_summon_is_refused_and_creates_no_run(
         self, tmp_path: Path, work: Path, asked: dict[str, Any], kind: type[SteadyrunError]
     ) -> None:
-        furnish(tmp_path / "home", work)
+        write_agent_files(tmp_path / "home", work)
 
         with pytest.raises(kind):
-            summoned(config_of(tmp_path), work, **asked)
+            summon_and_wait(config_of(tmp_path), work, **asked)
 
         assert runs_in(tmp_path / "home") == []
 
-    def test_a_file_that_cannot_be_told_is_refused_first(self, tmp_path: Path, work: Path) -> None:
-        furnish(tmp_path / "home", work)
+    def test_agent_file_outside_the_directory_is_refused(self, tmp_path: Path, work: Path) -> None:
+        write_agent_files(tmp_path / "home", work)
         (work / "AGENTS.md").symlink_to("/etc/passwd")
 
         with pytest.raises(FileUnusable, match=r"AGENTS\.md: leads out of"):
-            summoned(config_of(tmp_path), work)
+            summon_and_wait(config_of(tmp_path), work)
 
         assert runs_in(tmp_path / "home") == []
 
@@ -169,8 +173,10 @@ def runs_in(home: Path) -> list[Run]:
 
 
 class TestStart:
-    def test_without_a_role_nothing_is_added(self, tmp_path: Path, work: Path) -> None:
-        furnish(tmp_path / "home", work)
+    def test_start_without_a_role_adds_nothing_to_the_system_prompt(
+        self, tmp_path: Path, work: Path
+    ) -> None:
+        write_agent_files(tmp_path / "home", work)
 
         async def main() -> Run:
             async with steadyrun.open(config_of(tmp_path)) as library:
@@ -182,24 +188,26 @@ class TestStart:
 
         run = anyio.run(main)
 
-        assert recalled(run)["system"] == "Mine."
+        assert read_recall(run)["system"] == "Mine."
         assert run.metadata == {"deep": {"er": [1, None]}}
 
 
 class TestCommand:
-    def test_a_role_and_metadata_are_asked_for_by_flags(self, tmp_path: Path, work: Path) -> None:
-        told = furnish(tmp_path / "home", work)
+    def test_run_command_has_options_for_role_and_metadata(
+        self, tmp_path: Path, work: Path
+    ) -> None:
+        expected = write_agent_files(tmp_path / "home", work)
         words = ("--provider", "scripted", "--role", "reviewer", "--metadata", '{"n": [1]}')
 
         done = command(tmp_path / "home", "run", *words, "--json", "--", RECALL, cwd=work)
 
         document = json.loads(done.stdout)
-        assert json.loads(document["text"])["system"] == told
+        assert json.loads(document["text"])["system"] == expected
         shown = json.loads(command(tmp_path / "home", "show", document["run"], "--json").stdout)
         assert shown["metadata"] == {"n": [1], "trigger": "summon", "role": "reviewer"}
 
     @pytest.mark.parametrize(
-        ("words", "code", "said"),
+        ("words", "code", "expected"),
         [
             (("--role", "poet"), 3, "role_missing"),
             (("--role", "../x"), 2, "the name of a role"),
@@ -208,58 +216,58 @@ class TestCommand:
             (("--metadata", '{"wall_seconds": 9}'), 2, "it is reserved"),
         ],
     )
-    def test_invalid_arguments_are_reported_by_name(
-        self, tmp_path: Path, words: tuple[str, ...], code: int, said: str
+    def test_invalid_arguments_are_reported_by_error_code(
+        self, tmp_path: Path, words: tuple[str, ...], code: int, expected: str
     ) -> None:
         done = command(tmp_path / "home", "run", "--provider", "scripted", *words, "--json", "x")
 
-        assert (done.returncode, said in done.stdout) == (code, True)
+        assert (done.returncode, expected in done.stdout) == (code, True)
         assert json.loads(command(tmp_path / "home", "runs", "--json").stdout) == {"runs": []}
 
 
 class TestRealClis:
-    """What the model itself is told."""
+    """The request that the model gets."""
 
     @pytest.mark.parametrize("shape", [{}, {"one_shot": True}], ids=["many turns", "one shot"])
-    def test_claude_keeps_its_own_prompt_and_gets_ours_after_it(
+    def test_claude_gets_the_system_prompt_after_its_own(
         self, tmp_path: Path, shape: dict[str, Any]
     ) -> None:
         with cli_harness(tmp_path, [answer("Yes.")], options=shape) as harness:
-            told = furnish(harness.home, harness.cwd)
-            played(harness)
+            expected = write_agent_files(harness.home, harness.cwd)
+            summon_with_cli(harness)
 
             parts = [part["text"] for part in harness.server.main_requests[0].body["system"]]
             whole = "\n".join(parts)
-            assert told in whole
+            assert expected in whole
             # The prompt of the CLI itself, as it is without any instructions, is in it too.
-            assert len(whole) > len(told) + 5_000
-            assert whole.index("Claude Code") < whole.index(told)
+            assert len(whole) > len(expected) + 5_000
+            assert whole.index("Claude Code") < whole.index(expected)
 
-    def test_claude_is_told_an_option_beside_it_and_no_files(self, tmp_path: Path) -> None:
+    def test_option_append_system_prompt_replaces_the_agent_files(self, tmp_path: Path) -> None:
         options = {"append_system_prompt": "Say please."}
         with cli_harness(tmp_path, [answer("Yes.")], options=options) as harness:
-            told = furnish(harness.home, harness.cwd)
-            played(harness)
+            expected = write_agent_files(harness.home, harness.cwd)
+            summon_with_cli(harness)
 
             whole = str(harness.server.main_requests[0].body["system"])
-            role = told[: told.index("\n\n# SOUL.md")]
+            role = expected[: expected.index("\n\n# SOUL.md")]
             assert f"{role}\n\nSay please.".replace("\n", "\\n") in whole
             assert not [name for name in OWN_FILES if f"# {name}" in whole]
 
-    def test_codex_gets_ours_beside_its_own(self, tmp_path: Path) -> None:
+    def test_codex_gets_the_system_prompt_as_a_developer_message(self, tmp_path: Path) -> None:
         with cli_harness(tmp_path, [answer("Yes.")], cli=CODEX) as harness:
-            told = furnish(harness.home, harness.cwd)
-            played(harness)
+            expected = write_agent_files(harness.home, harness.cwd)
+            summon_with_cli(harness)
 
-            assert told in developer_texts(harness.server.main_requests[0].body)
+            assert expected in developer_texts(harness.server.main_requests[0].body)
 
 
 def developer_texts(body: Any) -> list[str]:
-    said = [item for item in body["input"] if item.get("role") == "developer"]
-    return [part["text"] for item in said for part in item["content"]]
+    items = [item for item in body["input"] if item.get("role") == "developer"]
+    return [part["text"] for item in items for part in item["content"]]
 
 
-def played(harness: CliHarness) -> None:
+def summon_with_cli(harness: CliHarness) -> None:
     async def main() -> Run:
         async with harness.library() as library:
             name, mode = harness.cli.name, harness.cli.mode
@@ -287,7 +295,9 @@ class TestEnvironment:
         lines = (run.text or "").splitlines()
         return dict(line.split("=", 1) for line in lines)
 
-    def test_it_is_built_from_nothing(self, tmp_path: Path, work: Path) -> None:
+    def test_child_environment_has_only_the_configured_variables(
+        self, tmp_path: Path, work: Path
+    ) -> None:
         env = self.child(tmp_path, work)
 
         assert set(env) - {"STEADYRUN_PROCESS", "_", "PWD", "SHLVL"} == {
@@ -296,7 +306,7 @@ class TestEnvironment:
         assert env["MINE"] == "given"
         assert CANARY not in str(env)
 
-    def test_our_command_is_found_first_and_nothing_else_with_it(
+    def test_path_of_a_child_begins_with_the_steadyrun_command(
         self, tmp_path: Path, work: Path
     ) -> None:
         first, rest = self.child(tmp_path, work)["PATH"].split(":", 1)
@@ -305,14 +315,16 @@ class TestEnvironment:
         assert [path.name for path in Path(first).iterdir()] == ["steadyrun"]
         assert (Path(first) / "steadyrun").resolve() == COMMAND.resolve()
 
-    def test_it_is_found_also_where_a_path_is_configured(self, tmp_path: Path, work: Path) -> None:
+    def test_configured_path_of_a_child_begins_with_the_steadyrun_command(
+        self, tmp_path: Path, work: Path
+    ) -> None:
         text = self.CONFIG.replace("MINE", "PATH").replace("given", "/bin")
 
         path = self.child(tmp_path, work, text)["PATH"]
 
         assert path == f"{tmp_path / 'home' / 'bin'}:/bin"
 
-    def test_a_link_to_another_installation_is_replaced(self, tmp_path: Path, work: Path) -> None:
+    def test_link_to_another_installation_is_replaced(self, tmp_path: Path, work: Path) -> None:
         link = tmp_path / "home" / "bin" / "steadyrun"
         link.parent.mkdir(parents=True)
         link.symlink_to("/old/steadyrun")
@@ -321,7 +333,7 @@ class TestEnvironment:
 
         assert link.resolve() == COMMAND.resolve()
 
-    def test_where_there_can_be_no_link_it_is_where_it_was_installed(
+    def test_path_of_a_child_has_the_installation_if_no_link_can_be_made(
         self, tmp_path: Path, work: Path
     ) -> None:
         (tmp_path / "home").mkdir()

@@ -17,7 +17,9 @@ GOOD = """\
 [Unit]
 Description=steadyrun
 [Service]
+Type=notify
 ExecStart=%h/.local/bin/steadyrun up
+WatchdogSec=30s
 KillMode=process
 OOMPolicy=continue
 [Install]
@@ -34,9 +36,10 @@ class Machine:
         self.home.mkdir(mode=0o700)
         self.units = self.home / ".config/systemd/user"
         self.lock = self.home / "daemon/lock"
+        self.program = write(self.home / ".local/bin/steadyrun", "")
 
     def found(self, check: str) -> tuple[int, list[dict[str, str]]]:
-        code = doctor(Namespace(json=True))
+        code = doctor(Namespace(json=True, deep=False))
         checks = json.loads(self._capsys.readouterr().out)["checks"]
         return code, [each for each in checks if each["check"] == check]
 
@@ -98,7 +101,7 @@ def test_lock_without_a_pid_counts_as_a_daemon(machine: Machine, said: str) -> N
     assert (finding["state"], finding["detail"]) == ("ok", "running")
 
 
-def test_a_lock_that_cannot_be_looked_at_is_a_warning(machine: Machine) -> None:
+def test_unreadable_lock_is_a_warning(machine: Machine) -> None:
     machine.lock.mkdir(parents=True)
 
     code, [finding] = machine.found("daemon")
@@ -114,7 +117,7 @@ def test_doctor_reports_nothing_without_a_unit(machine: Machine) -> None:
     assert machine.found("systemd") == (0, [])
 
 
-def test_a_unit_that_lets_agents_go_on_is_all_right(machine: Machine) -> None:
+def test_unit_that_leaves_agents_running_is_ok(machine: Machine) -> None:
     path = write(machine.units / NAME, GOOD)
 
     code, [finding] = machine.found("systemd")
@@ -123,7 +126,7 @@ def test_a_unit_that_lets_agents_go_on_is_all_right(machine: Machine) -> None:
     assert finding["detail"] == f"{path} (KillMode=process, OOMPolicy=continue)"
 
 
-def test_a_unit_that_would_end_agents_is_a_failure_that_says_what_to_set(
+def test_unit_that_would_kill_agents_is_a_failure_with_its_repair(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(machine.home / "settings"))
@@ -137,7 +140,34 @@ def test_a_unit_that_would_end_agents_is_a_failure_that_says_what_to_set(
     assert finding["repair"].startswith("Set KillMode=process and OOMPolicy=continue in its ")
 
 
-def test_a_unit_of_the_machine_is_found_too_and_each_by_itself(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("was", "becomes", "found", "wanted"),
+    [
+        ("Type=notify\n", "", "Type=(not set)", "Type=notify"),
+        ("Type=notify\n", "Type=exec\n", "Type=exec", "Type=notify"),
+        ("WatchdogSec=30s\n", "", "WatchdogSec=(not set)", "WatchdogSec=60"),
+        ("WatchdogSec=30s\n", "WatchdogSec=0\n", "WatchdogSec=0", "WatchdogSec=60"),
+        (
+            "Type=notify\n",
+            "Type=notify\nNotifyAccess=none\n",
+            "NotifyAccess=none",
+            "NotifyAccess=main",
+        ),
+    ],
+)
+def test_unit_without_a_watchdog_is_a_warning_with_its_repair(
+    machine: Machine, was: str, becomes: str, found: str, wanted: str
+) -> None:
+    path = write(machine.units / NAME, GOOD.replace(was, becomes))
+
+    code, [finding] = machine.found("systemd")
+
+    assert (code, finding["state"]) == (0, "warn")
+    assert finding["detail"] == f"{path} has {found}: systemd does not notice a stuck daemon"
+    assert finding["repair"].startswith(f"Set {wanted} in its ")
+
+
+def test_units_of_user_and_machine_are_found(machine: Machine) -> None:
     of_user = write(machine.units / NAME, GOOD)
     of_machine = write(machine.root / "etc/systemd/system/steadyrun@.service", BAD)
     write(machine.root / "usr/lib/systemd/system/steadyrun@.service", GOOD)
@@ -147,7 +177,7 @@ def test_a_unit_of_the_machine_is_found_too_and_each_by_itself(machine: Machine)
     assert machine.find() == [SystemdUnit(of_user), SystemdUnit(of_machine, none)]
 
 
-def test_a_drop_in_counts_more_than_its_unit_and_the_nearer_one_of_two(machine: Machine) -> None:
+def test_drop_in_overrides_its_unit_and_the_nearer_drop_in_the_other(machine: Machine) -> None:
     path = write(machine.root / "usr/lib/systemd/system" / NAME, GOOD)
     far = machine.root / "usr/lib/systemd/system" / f"{NAME}.d"
     near = machine.root / "etc/systemd/system" / f"{NAME}.d"
@@ -171,7 +201,7 @@ def test_a_drop_in_counts_more_than_its_unit_and_the_nearer_one_of_two(machine: 
         "/opt/steadyrun/bin/backup up",
     ],
 )
-def test_a_unit_that_does_something_else_is_left_alone(machine: Machine, start: str) -> None:
+def test_unit_that_starts_no_daemon_is_ignored(machine: Machine, start: str) -> None:
     write(machine.units / "steadyrun-other.service", f"[Service]\nExecStart={start}\n")
     (machine.units / "steadyrun-masked.service").symlink_to("/dev/null")
 
@@ -179,16 +209,23 @@ def test_a_unit_that_does_something_else_is_left_alone(machine: Machine, start: 
 
 
 @pytest.mark.parametrize(
-    "start",
-    ["-/opt/venv/bin/python -m steadyrun up", '"/a b/steadyrun" up --drain 5s', "steadyrun --x up"],
+    ("start", "absent"),
+    [
+        ("-/opt/venv/bin/python -m steadyrun up", "/opt/venv/bin/python"),
+        ('"/a b/steadyrun" up --drain 5s', "/a b/steadyrun"),
+        ("steadyrun --x up", ""),
+        ("%t/steadyrun up", ""),
+    ],
 )
-def test_a_daemon_can_be_started_in_many_ways(machine: Machine, start: str) -> None:
+def test_unit_is_found_for_every_form_of_the_up_command(
+    machine: Machine, start: str, absent: str
+) -> None:
     path = write(machine.units / NAME, GOOD.replace("%h/.local/bin/steadyrun up", start))
 
-    assert machine.find() == [SystemdUnit(path)]
+    assert machine.find() == [SystemdUnit(path, absent=absent)]
 
 
-def test_a_unit_that_cannot_be_read_is_a_warning(machine: Machine) -> None:
+def test_unreadable_unit_is_a_warning(machine: Machine) -> None:
     machine.units.mkdir(parents=True)
     (machine.units / NAME).symlink_to(machine.home / "gone")
 
@@ -208,8 +245,19 @@ def test_settings_are_read_as_systemd_reads_them() -> None:
     }
 
 
-def test_a_unit_with_bytes_that_are_no_text_is_read(machine: Machine) -> None:
+def test_unit_with_invalid_bytes_is_read(machine: Machine) -> None:
     path = write(machine.units / NAME, "")
     path.write_bytes(b"[Unit]\nDescription=\xff\n" + GOOD.encode())
 
     assert machine.find() == [SystemdUnit(path)]
+
+
+def test_unit_whose_program_does_not_exist_is_a_failure(machine: Machine) -> None:
+    write(machine.units / NAME, GOOD)
+    assert machine.found("systemd")[1][0]["state"] == "ok"
+    machine.program.unlink()
+
+    code, [finding] = machine.found("systemd")
+
+    assert (code, finding["state"]) == (1, "fail")
+    assert f"starts {machine.program}, which does not exist" in finding["detail"]

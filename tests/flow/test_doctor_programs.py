@@ -71,7 +71,7 @@ class Machine:
         (self.home / ".claude" / "login").touch(mode=0)
 
     def listed(self) -> dict[str, Any]:
-        assert list_providers(Namespace(json=True)) == 0
+        assert list_providers(Namespace(json=True, deep=False)) == 0
         found = json.loads(self._capsys.readouterr().out)["providers"]
         [each] = [each for each in found if each["name"] == "claude"]
         return dict(each)
@@ -84,7 +84,7 @@ class Machine:
         return [line[13:] for line in lines[start : start + length]]
 
     def checked(self) -> tuple[int, dict[str, str]]:
-        code = doctor(Namespace(json=True))
+        code = doctor(Namespace(json=True, deep=False))
         checks = json.loads(self._capsys.readouterr().out)["checks"]
         [check] = [check for check in checks if check["check"] == "provider claude"]
         return code, check
@@ -104,7 +104,7 @@ def machine(
     return made
 
 
-def test_a_program_that_is_here_tested_and_logged_in_is_all_right(machine: Machine) -> None:
+def test_tested_program_with_a_login_is_ok(machine: Machine) -> None:
     path = machine.install("echo '2.1.100 (Claude Code)'")
     machine.log_in()
 
@@ -138,7 +138,7 @@ def test_a_program_that_is_here_tested_and_logged_in_is_all_right(machine: Machi
     )
 
 
-def test_a_missing_program_says_how_to_get_it(machine: Machine) -> None:
+def test_missing_program_is_a_warning_with_its_install_command(machine: Machine) -> None:
     found = machine.listed()
     code, check = machine.checked()
 
@@ -150,7 +150,7 @@ def test_a_missing_program_says_how_to_get_it(machine: Machine) -> None:
     assert "providers.claude.command" in check["repair"]
 
 
-def test_a_configured_program_must_be_there(machine: Machine) -> None:
+def test_missing_configured_program_is_a_failure(machine: Machine) -> None:
     machine.install("echo 2.1.100")
     machine.configure("command = ['/opt/none/claude']")
 
@@ -160,7 +160,7 @@ def test_a_configured_program_must_be_there(machine: Machine) -> None:
     assert "/opt/none/claude was not found" in check["detail"]
 
 
-def test_a_configured_program_is_looked_for_where_the_configuration_says(
+def test_configured_command_replaces_the_default_program(
     machine: Machine,
 ) -> None:
     other = machine.install("echo 1.9.0")
@@ -177,9 +177,7 @@ def test_a_configured_program_is_looked_for_where_the_configuration_says(
     ("version", "repair"),
     [("2.1.198", "If it fails, use 2.1.197."), ("1.9.9", f"Update it ({INSTALL}).")],
 )
-def test_a_version_that_was_not_tested_is_a_warning(
-    machine: Machine, version: str, repair: str
-) -> None:
+def test_untested_version_is_a_warning(machine: Machine, version: str, repair: str) -> None:
     path = machine.install(f"echo {version}")
     machine.log_in()
 
@@ -192,11 +190,11 @@ def test_a_version_that_was_not_tested_is_a_warning(
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ("echo '\033[2J rm -rf'", "it printed '\\x1b[2J rm -rf'"),
-        ("echo 2.1.100; exit 1", "it ended with code 1"),
+        ("echo '\033[2J rm -rf'", "printed '\\x1b[2J rm -rf'"),
+        ("echo 2.1.100; exit 1", "ended with code 1"),
     ],
 )
-def test_a_program_that_does_not_say_its_version_is_a_warning(
+def test_program_without_a_readable_version_is_a_warning(
     machine: Machine, body: str, problem: str
 ) -> None:
     path = machine.install(body)
@@ -205,15 +203,15 @@ def test_a_program_that_does_not_say_its_version_is_a_warning(
     code, check = machine.checked()
 
     assert (code, check["state"]) == (0, "warn")
-    assert check["detail"] == f"{path}; asked for its version, {problem}"
+    assert check["detail"] == f"{path}; its version command {problem}"
     assert machine.shown() == [
         path,
         "login: ~/.claude/login",
-        f"problem: asked for its version, {problem}",
+        f"problem: its version command {problem}",
     ]
 
 
-def test_a_file_that_is_not_executable_is_named(machine: Machine) -> None:
+def test_program_that_is_not_executable_is_a_warning(machine: Machine) -> None:
     path = machine.install("echo 2.1.100", mode=0o644)
 
     code, check = machine.checked()
@@ -224,7 +222,7 @@ def test_a_file_that_is_not_executable_is_named(machine: Machine) -> None:
     assert machine.shown()[:2] == ["claude", f"problem: {path}: the file is not executable"]
 
 
-def test_no_login_is_a_warning_that_names_the_ways(
+def test_missing_login_is_a_warning_with_the_ways_to_log_in(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.install("echo 2.1.100")
@@ -251,7 +249,7 @@ def test_no_login_is_a_warning_that_names_the_ways(
         ('env = { API_KEY = "${NONE}" }', "the environment variable NONE", "export NONE="),
     ],
 )
-def test_options_and_variables_that_cannot_work_are_a_failure(
+def test_invalid_option_or_unset_variable_is_a_failure(
     machine: Machine, setting: str, problem: str, repair: str
 ) -> None:
     machine.install("echo 2.1.100")
@@ -265,7 +263,7 @@ def test_options_and_variables_that_cannot_work_are_a_failure(
     assert problem in machine.listed()["problem"]
 
 
-def test_a_launch_without_the_program_says_how_to_get_it(tmp_path: Path) -> None:
+def test_launch_of_a_missing_program_fails_with_its_install_command(tmp_path: Path) -> None:
     setup = ProviderSetup(dialect=Known, env=lambda: {"PATH": str(tmp_path)})
     clock = SystemClock()
 
@@ -282,12 +280,12 @@ def test_a_launch_without_the_program_says_how_to_get_it(tmp_path: Path) -> None
         anyio.run(main)
 
     assert caught.value.message == "cannot start claude: it was not found on PATH"
-    assert caught.value.hint.startswith(f"Install it ({INSTALL}), or set providers.NAME.command")
+    assert caught.value.hint.startswith(f"Install it ({INSTALL}), or set providers.claude.command")
     assert not (tmp_path / "processes").exists()
 
 
 @pytest.mark.parametrize("name", ["claude", "codex"])
-def test_every_provider_that_needs_a_program_says_how_to_get_it(tmp_path: Path, name: str) -> None:
+def test_every_provider_with_a_program_has_an_install_command(tmp_path: Path, name: str) -> None:
     done = steadyrun(tmp_path / "home", "providers", "--json")
 
     [found] = [each for each in json.loads(done.stdout)["providers"] if each["name"] == name]

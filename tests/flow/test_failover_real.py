@@ -1,7 +1,7 @@
 """One real CLI continues with a briefing when the other is limited, and back."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,46 +9,33 @@ import anyio
 import msgspec
 import pytest
 
-from steadyrun.app.runtime import open_runtime
 from steadyrun.config import Config, ProviderSettings
-from steadyrun.lib.task_group import task_group
-from steadyrun.model.agent import Agent
 from steadyrun.model.gate import Opened
-from steadyrun.model.ids import AgentId
-from steadyrun.model.policy import Policy
-from steadyrun.runtime.daemon import Daemon
-from steadyrun.testing.model_servers.anthropic import answer, call
+from steadyrun.testing.model_servers.content import answer
 from steadyrun.testing.model_servers.faults import refuse_rate_limit
 from steadyrun.testing.model_servers.model_server import ModelServer
 from steadyrun.testing.model_servers.protocol import ServerSteps
 from tests.support.daemon_harness import (
-    DEFAULT_CAPACITY,
-    KEY,
-    DaemonHarness,
-    capture_log,
     count_most_processes,
 )
+from tests.support.real_agents import real_agent
 from tests.support.real_cli_harness import CLAUDE, CODEX, Cli, CliHarness, cli_harness
 
-PATIENCE_SECONDS = 90.0
 # How often each asks before it gives up.
 TRIES = 3
-TOOLS = {
-    "claude": call("Bash", command="echo evidence-4711"),
-    "codex": call("exec_command", cmd="echo evidence-4711"),
-}
+COMMAND = "echo evidence-4711"
 
 
 @pytest.mark.parametrize(
     ("first", "other"), [(CLAUDE, CODEX), (CODEX, CLAUDE)], ids=lambda cli: cli.name
 )
-def test_a_limit_moves_the_item_and_the_next_one_comes_back(
+def test_rate_limited_item_moves_to_the_other_cli_and_the_next_returns(
     tmp_path: Path, first: Cli, other: Cli
 ) -> None:
     limits = [refuse_rate_limit(retry_after=0)] * TRIES
     script: ServerSteps = [
         answer("First done."),
-        answer(TOOLS[first.name]),
+        answer(first.run_command(COMMAND)),
         *limits,
         answer("Back."),
     ]
@@ -56,7 +43,7 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(
 
         async def main() -> None:
             async with (
-                working(config, harness, other) as (daemon, ada),
+                real_agent(harness, config=config, others=(other.name,)) as (daemon, ada),
                 count_most_processes(daemon) as most,
             ):
                 await daemon.send_and_wait(ada, "the first request")
@@ -98,7 +85,7 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(
 def on_two(
     folder: Path, first: Cli, script: ServerSteps, other: Cli
 ) -> Iterator[tuple[CliHarness, Config, ModelServer]]:
-    """A stage with a second CLI, and a model for that alone."""
+    """A harness with a second CLI, which has a model server of its own."""
     with (
         other.server([answer("Second done.")]) as beside,
         cli_harness(folder, script, cli=first) as harness,
@@ -110,25 +97,3 @@ def on_two(
         providers = {**config.settings.providers, other.name: settings}
         both = msgspec.structs.replace(config.settings, providers=providers)
         yield harness, replace(config, settings=both), beside
-
-
-@asynccontextmanager
-async def working(
-    config: Config, harness: CliHarness, other: Cli
-) -> AsyncIterator[tuple[DaemonHarness, AgentId]]:
-    """A daemon with one agent, who has both."""
-    with anyio.fail_after(PATIENCE_SECONDS), capture_log() as told:
-        async with (
-            open_runtime(config, kind="daemon", machine="here") as around,
-            task_group() as tasks,
-        ):
-            daemon = Daemon(around, tasks, capacity=DEFAULT_CAPACITY, key=KEY)
-            await daemon.recover()
-            tasks.start_soon(daemon.serve)
-            running = DaemonHarness(harness.cwd.parent, around.store, daemon, told)
-            chain, policy = (harness.cli.name, other.name), Policy(harness.cli.mode)
-            agent = Agent(around.ids.make_agent(), "ada", chain, str(harness.cwd), policy=policy)
-            await around.store.add_agent(agent)
-            yield running, agent.id
-            await daemon.shut_down(drain_seconds=10, keep=False)
-            tasks.cancel_scope.cancel()

@@ -12,7 +12,7 @@ from tests.support.commands import steadyrun
 LIMITED = 'script:[{"rate_limit": {"resets_in": 600}}]'
 
 
-def test_a_run_that_was_limited_closes_the_gate_for_the_next_one(tmp_path: Path) -> None:
+def test_rate_limited_run_closes_the_gate_for_the_next_run(tmp_path: Path) -> None:
     home = tmp_path / "home"
     limited = steadyrun(home, "run", "--provider", "scripted", LIMITED)
     refused = steadyrun(home, "run", "--provider", "scripted", "--json", "say hello")
@@ -26,7 +26,7 @@ def test_a_run_that_was_limited_closes_the_gate_for_the_next_one(tmp_path: Path)
     assert sorted(run["status"] for run in runs) == ["completed", "rate_limited"]
 
 
-def test_status_tells_how_long_and_an_item_waits(tmp_path: Path) -> None:
+def test_status_and_inbox_show_until_when_the_gate_is_closed(tmp_path: Path) -> None:
     with cli_home(tmp_path) as home:
         home.add_agent("ada")
         home.up()
@@ -63,7 +63,7 @@ def test_waiting_command_reports_a_closed_gate_once(tmp_path: Path) -> None:
 
         def waits(*words: str, why: str) -> "subprocess.Popen[str]":
             watch = home.start("send", *words, "--wait")
-            eventually(lambda: f"queued ({why}" in said(), f"that {why} is told")
+            eventually(lambda: f"queued ({why}" in said(), f"that {why} is printed")
             return watch
 
         def said() -> str:
@@ -79,7 +79,7 @@ def test_waiting_command_reports_a_closed_gate_once(tmp_path: Path) -> None:
         assert (said().count("queued (paused)"), said().count("queued (gate until ")) == (1, 1)
 
 
-def test_a_gate_is_closed_and_opened_by_hand(tmp_path: Path) -> None:
+def test_gate_is_closed_and_opened_by_commands(tmp_path: Path) -> None:
     home = tmp_path / "home"
 
     def gates(*words: str) -> list[dict[str, object]]:

@@ -18,7 +18,7 @@ PNG = b"\x89PNG and so on"
 
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "not kept"])
-def test_an_image_is_in_its_file_or_the_record_says_why_not(tmp_path: Path, is_kept: bool) -> None:
+def test_image_is_stored_in_a_file_or_a_note_has_the_reason(tmp_path: Path, is_kept: bool) -> None:
     home = tmp_path / "home"
     home.mkdir()
     command = msgspec.json.encode([sys.executable, "-I", "-S", fake_claude.__file__]).decode()

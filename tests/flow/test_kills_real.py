@@ -7,6 +7,7 @@ message once, and no process remains.
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -14,9 +15,18 @@ import pytest
 from steadyrun.dialect import Verdict
 from steadyrun.library import Offered, RunHandle
 from steadyrun.model import event as ev
-from steadyrun.testing.model_servers.anthropic import answer, text
-from steadyrun.testing.model_servers.faults import StreamGate
-from tests.support.codex_harness import ASKING, COMPLETED, STARTED
+from steadyrun.testing.model_servers.content import answer, make_text
+from steadyrun.testing.model_servers.faults import Hang, StreamGate
+from tests.support.codex_harness import (
+    ASKING,
+    COMPLETED,
+    STARTED,
+    codex_harness,
+    continue_cli,
+    run_command,
+    stopped_codex_harness,
+    wait_for_stopped_cli,
+)
 from tests.support.killed_driver import (
     WHEN_RELEASED,
     BlockingCommand,
@@ -50,6 +60,7 @@ from tests.support.real_cli_harness import (
     count_sent,
     each_cli,
     wait_for_event,
+    wait_for_gate,
 )
 
 
@@ -68,7 +79,7 @@ def test_run_continues_when_its_driver_is_killed_in_a_stream(
     tmp_path: Path, cli: Cli, when: str
 ) -> None:
     gate = StreamGate()
-    with cli_harness(tmp_path, [answer(text("Hel", gate, "lo"))], cli=cli) as harness:
+    with cli_harness(tmp_path, [answer(make_text("Hel", gate, "lo"))], cli=cli) as harness:
         home = adopt_after_kill(harness, after_event("text.delta"), gate.open, ends=when)
 
         check_adopted(home, harness)
@@ -77,7 +88,7 @@ def test_run_continues_when_its_driver_is_killed_in_a_stream(
         assert len(harness.server.main_requests) == 1
     if cli is CODEX:
         (tmp_path / "calm").mkdir()
-        calm = record_undisturbed(tmp_path / "calm", [answer(text("Hel", "lo"))], cli)
+        calm = record_undisturbed(tmp_path / "calm", [answer(make_text("Hel", "lo"))], cli)
         assert home.normalize_events(tmp_path) == calm
 
 
@@ -161,7 +172,7 @@ def test_next_program_answers_the_approval_that_is_requested(
 ) -> None:
     gate, done = StreamGate(), tmp_path / "done"
     asking = cli.request_command(f"echo once >> {done}")
-    script = [answer(text("Hel", gate, "lo"), asking), answer("Done.")]
+    script = [answer(make_text("Hel", gate, "lo"), asking), answer("Done.")]
     with cli_harness(tmp_path, script, cli=cli) as harness:
 
         async def main() -> HomeRecord:
@@ -175,9 +186,7 @@ def test_next_program_answers_the_approval_that_is_requested(
             await wait_for_bytes(harness, cli.approval_output)
             async with harness.library() as library:
                 run = await library.run(driver.run)
-                asked = await wait_for_event(
-                    run, lambda event: isinstance(event, ev.ApprovalRequested)
-                )
+                asked = await wait_for_event(run, ev.ApprovalRequested)
                 await run.decide(asked.approval, Verdict(is_allowed))
                 await run.result()
             return await read_home(harness)
@@ -192,29 +201,38 @@ def test_next_program_answers_the_approval_that_is_requested(
         assert not is_allowed or done.read_text() == "once\n"
 
 
+@each_cli
 @pytest.mark.parametrize("when", WHEN_RELEASED)
-def test_message_queued_in_claude_becomes_a_turn_when_its_driver_is_killed(
-    tmp_path: Path, when: str
+def test_message_that_waits_for_a_stream_is_delivered_when_its_driver_is_killed(
+    tmp_path: Path, cli: Cli, when: str
 ) -> None:
+    """Claude Code answers it in a turn of its own; Codex absorbs it if it may not interrupt."""
     gate = StreamGate()
-    script = [answer(text("Hel", gate, "lo")), answer("That, too.")]
+    script = [answer(make_text("Hel", gate, "lo")), answer("That, too."), answer("Again.")]
 
     async def steer(driver: Driver) -> None:
         await driver.wait_for_event("text.delta")
         await driver.send(steer="and THAT")
         await driver.wait_for_event("followup.offered")
 
-    with cli_harness(tmp_path, script) as harness:
+    options = {"instant_interrupt": False} if cli is CODEX else {}
+    with cli_harness(tmp_path, script, cli=cli, options=options) as harness:
         home = adopt_after_kill(harness, steer, gate.open, ends=when)
 
         check_adopted(home, harness)
-        assert [(run.status, run.text) for run in home.runs] == [
-            ("completed", "Hello"),
-            ("completed", "That, too."),
-        ]
-        assert [(item.text, item.delivery) for item in home.items[1:]] == [("and THAT", "own_turn")]
         assert [request.user_text for request in harness.server.main_requests] == ["go", "and THAT"]
         assert count_sent(harness.server, "THAT") == 1
+        last, delivery = ("completed", "That, too."), "absorbed" if cli is CODEX else "own_turn"
+        assert [(item.text, item.delivery) for item in home.items[1:]] == [("and THAT", delivery)]
+        ends = [(run.status, run.text) for run in home.runs]
+        assert ends == ([last] if cli is CODEX else [("completed", "Hello"), last])
+        if cli is CODEX:
+            assert home.event_types == [
+                *STARTED, "followup.offered", "text.final", "followup.absorbed", *COMPLETED
+            ]  # fmt: skip
+            anyio.run(resume_run, harness, home.runs[0].id, "once more")
+            texts = ("go", "Hello", "and THAT", "That, too.", "once more")
+            assert is_conversation_in_order(harness, *texts)
 
 
 @each_cli
@@ -272,13 +290,111 @@ def test_run_is_recorded_once_when_its_driver_is_killed_after_the_turn(
         assert len(harness.server.main_requests) == 1
 
 
+# -- the driver of Codex is killed
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The events of a run of Codex that answers Hello, undisturbed."""
+    script = [answer(make_text("Hel", "lo"))]
+    return record_undisturbed(tmp_path_factory.mktemp("calm"), script, CODEX)
+
+
+AT_HANDSHAKE, AT_TURN, UNREAD = "at the handshake", "before turn/start", "before it is read"
+
+
+@pytest.mark.parametrize("moment", [AT_HANDSHAKE, AT_TURN, UNREAD])
+def test_run_completes_when_its_driver_is_killed_before_the_turn_starts(
+    tmp_path: Path, calm: list[str], moment: str
+) -> None:
+    with stopped_codex_harness(tmp_path, [answer("Hello")]) as harness:
+
+        async def wait_for_moment(driver: Driver) -> None:
+            codex = await wait_for_stopped_cli(harness)
+            if moment == AT_HANDSHAKE:
+                return
+            driver.stop()
+            os.kill(codex, signal.SIGCONT)
+            await wait_for_bytes(harness, b'"id":"thread:')
+            if moment == AT_TURN:
+                return
+            os.kill(codex, signal.SIGSTOP)
+            driver.resume()
+            await wait_for_bytes(harness, b"turn/start", "sent")
+
+        home = adopt_after_kill(harness, wait_for_moment, lambda: continue_cli(harness))
+
+        check_adopted(home, harness)
+        assert home.normalize_events(tmp_path) == calm
+        assert [(run.status, run.text) for run in home.runs] == [("completed", "Hello")]
+        assert [request.user_text for request in harness.server.main_requests] == ["go"]
+
+
+def test_message_of_a_killed_driver_is_returned_when_the_turn_is_cancelled(tmp_path: Path) -> None:
+    gate = StreamGate()
+    with codex_harness(tmp_path, [Hang(gate)]) as harness:
+
+        async def steer(driver: Driver) -> None:
+            await driver.wait_for_event("token.bound")
+            await wait_for_gate(gate)
+            await driver.send(steer="and THAT")
+            await driver.wait_for_event("followup.offered")
+
+        async def cancel(run: RunHandle) -> None:
+            await run.cancel()
+
+        home = adopt_after_kill(harness, steer, gate.open, then=cancel)
+
+        check_adopted(home, harness)
+        assert home.event_types == [
+            *STARTED, "followup.offered", "stats.updated", "followup.returned", "run.cancelled"
+        ]  # fmt: skip
+        assert [(item.status, item.delivery) for item in home.items[1:]] == [
+            ("cancelled", "returned")
+        ]
+
+
+@pytest.mark.parametrize("prompt", ["go", "x" * 300_000], ids=["short", "long"])
+def test_one_shot_run_continues_when_its_driver_is_killed_in_a_command(
+    tmp_path: Path, prompt: str
+) -> None:
+    command = BlockingCommand(tmp_path)
+    script = [run_command(command.command), answer("It is done.")]
+    with codex_harness(tmp_path, script, options={"one_shot": True}) as harness:
+        before = after_event("tool.started", command.wait_until_running)
+        home = adopt_after_kill(harness, before, command.release, prompt=prompt)
+
+        check_adopted(home, harness)
+        assert [each for each in home.event_types if each.startswith(("run", "to", "te"))] == [
+            "run.started", "token.bound", "tool.started", "tool.completed",
+            "text.final", "run.completed",
+        ]  # fmt: skip
+        assert [(run.status, run.text) for run in home.runs] == [("completed", "It is done.")]
+        assert command.done.read_text() == "once\n"
+        assert len(harness.server.main_requests) == 2
+
+
 # -- the CLI is killed
+
+
+def test_codex_killed_before_the_handshake_leaves_no_resume_token(tmp_path: Path) -> None:
+    with stopped_codex_harness(tmp_path, []) as harness:
+
+        async def kill(_: RunHandle) -> None:
+            os.kill(await wait_for_stopped_cli(harness), signal.SIGKILL)
+
+        home = run_and_disturb(harness, kill)
+
+        assert home.event_types == ["run.started", "run.failed"]
+        [run] = home.runs
+        assert run.error is not None
+        assert (run.error.code, run.resume_token) == ("exited", None)
 
 
 @each_cli
 def test_run_completes_when_its_cli_is_killed_after_the_turn(tmp_path: Path, cli: Cli) -> None:
     gate = StreamGate()
-    script = [answer(text("Hel", gate, "lo")), answer("Again.")]
+    script = [answer(make_text("Hel", gate, "lo")), answer("Again.")]
     with cli_harness(tmp_path, script, cli=cli) as harness:
 
         async def main() -> HomeRecord:
@@ -307,11 +423,11 @@ def test_run_completes_when_its_cli_is_killed_after_the_turn(tmp_path: Path, cli
 
 @each_cli
 def test_conversation_resumes_when_the_cli_is_killed_in_a_stream(tmp_path: Path, cli: Cli) -> None:
-    script = [answer(text("Hel", StreamGate(), "lo")), answer("Again.")]
+    script = [answer(make_text("Hel", StreamGate(), "lo")), answer("Again.")]
     with cli_harness(tmp_path, script, cli=cli) as harness:
 
         async def kill(run: RunHandle) -> None:
-            await wait_for_event(run, lambda event: isinstance(event, ev.TextDelta))
+            await wait_for_event(run, ev.TextDelta)
             await wait_for_session_log(harness, "go")
             os.kill(find_cli(harness), signal.SIGKILL)
 
@@ -322,11 +438,17 @@ def test_conversation_resumes_when_the_cli_is_killed_in_a_stream(tmp_path: Path,
         _check_resumed(harness, home, "go", "once more")
 
 
-@each_cli
-def test_conversation_resumes_when_the_cli_is_killed_in_a_command(tmp_path: Path, cli: Cli) -> None:
+@pytest.mark.parametrize(
+    ("cli", "options"),
+    [(CLAUDE, {}), (CODEX, {}), (CODEX, {"one_shot": True})],
+    ids=["claude", "codex", "codex one shot"],
+)
+def test_conversation_resumes_when_the_cli_is_killed_in_a_command(
+    tmp_path: Path, cli: Cli, options: dict[str, Any]
+) -> None:
     command = BlockingCommand(tmp_path)
     script = [answer("Look:", cli.run_command(command.command)), answer("Again.")]
-    with cli_harness(tmp_path, script, cli=cli) as harness:
+    with cli_harness(tmp_path, script, cli=cli, options=options) as harness:
 
         async def kill(run: RunHandle) -> None:
             await wait_for_command(run, command)
@@ -348,7 +470,7 @@ def test_killed_cli_returns_the_message_that_it_had_not_absorbed(tmp_path: Path,
     with cli_harness(tmp_path, script, cli=cli) as harness:
 
         async def kill(run: RunHandle) -> None:
-            await wait_for_event(run, lambda event: isinstance(event, ev.ApprovalRequested))
+            await wait_for_event(run, ev.ApprovalRequested)
             assert isinstance(await run.steer("and THAT"), Offered)
             await wait_for_session_log(harness, "tool_use")
             os.kill(find_cli(harness), signal.SIGKILL)

@@ -9,7 +9,8 @@ import pytest
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.gate import compute_gate_state
-from steadyrun.testing.model_servers.anthropic import answer, build_limit_headers
+from steadyrun.testing.model_servers.anthropic import build_limit_headers
+from steadyrun.testing.model_servers.content import answer
 from steadyrun.testing.model_servers.faults import Refusal, refuse_rate_limit, refuse_usage_limit
 from steadyrun.testing.model_servers.openai_common import build_codex_limit_headers
 from tests.support.real_agents import real_agent
@@ -28,9 +29,7 @@ def _refused(cli: Cli, resets_at: int) -> Refusal:
 
 
 @pytest.mark.parametrize("cli", [CLAUDE, CODEX], ids=lambda cli: cli.name)
-def test_a_stated_time_is_waited_for_and_the_item_goes_on_by_itself(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_rate_limited_item_is_retried_at_the_stated_reset_time(tmp_path: Path, cli: Cli) -> None:
     resets_at = int(SystemClock().now().timestamp()) + AHEAD_SECONDS
     stated = datetime.fromtimestamp(resets_at, UTC)
     env = SUBSCRIPTION if cli is CLAUDE else {}

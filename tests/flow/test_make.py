@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import ROOT, environment
+from tests.support.commands import ROOT, environment, steadyrun
 
 TARGETS = ("setup", "up", "test", "check", "bench", "ci-deps")
 
@@ -48,7 +48,7 @@ def checkout(tmp_path: Path) -> Path:
     return tree
 
 
-def test_make_alone_lists_the_commands() -> None:
+def test_make_without_a_target_lists_the_commands() -> None:
     done = make(os.defpath)
 
     assert done.returncode == 0
@@ -56,7 +56,7 @@ def test_make_alone_lists_the_commands() -> None:
 
 
 @pytest.mark.parametrize("target", ["up", "test"])
-def test_without_python_and_git_make_names_the_packages(
+def test_make_without_python_and_git_names_the_packages(
     tools: Path, checkout: Path, target: str
 ) -> None:
     done = make(str(tools), target, cwd=checkout)
@@ -66,7 +66,7 @@ def test_without_python_and_git_make_names_the_packages(
     assert not (checkout / ".venv").exists()
 
 
-def test_without_git_only_git_is_named(tools: Path, checkout: Path) -> None:
+def test_make_without_git_names_only_git(tools: Path, checkout: Path) -> None:
     (tools / "python3").symlink_to(sys.executable)
 
     done = make(str(tools), "setup", cwd=checkout)
@@ -90,7 +90,7 @@ def test_python_without_venv_names_the_package_to_install(tools: Path, checkout:
     assert "apt-get install -y python3-venv" in done.stderr
 
 
-def test_setting_up_again_does_nothing() -> None:
+def test_second_make_setup_does_nothing() -> None:
     if not (ROOT / ".venv/.ready").exists():
         pytest.skip("the tests run in another environment than make's")
     before = (ROOT / ".venv/.ready").stat().st_mtime_ns
@@ -99,6 +99,59 @@ def test_setting_up_again_does_nothing() -> None:
 
     assert "pip install" not in done.stdout
     assert (ROOT / ".venv/.ready").stat().st_mtime_ns == before
+
+
+FAILING_TESTS = """
+def test_addition_fails():
+    assert 1 + 1 == 3
+
+
+def test_missing_fixture(absent):
+    pass
+"""
+
+
+def test_names_of_failed_tests_are_repeated_at_the_end(tmp_path: Path) -> None:
+    for folder in ("scripts", "tests"):
+        (tmp_path / folder).mkdir()
+    script = shutil.copy(ROOT / "scripts/run_tests.py", tmp_path / "scripts")
+    (tmp_path / "tests/test_one.py").write_text(FAILING_TESTS)
+
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=120, check=False
+    )
+
+    failed, error, sums = done.stdout.splitlines()[-3:]
+    assert failed.startswith("FAILED tests/test_one.py::test_addition_fails")
+    assert error.startswith("ERROR tests/test_one.py::test_missing_fixture")
+    assert sums.startswith("all: 1 failed, 1 errors in ")
+    assert done.returncode == 1
+
+
+def test_demo_creates_nothing_that_other_users_can_read(tmp_path: Path) -> None:
+    home = tmp_path / "parent/home"
+    demo = subprocess.Popen(
+        [sys.executable, ROOT / "scripts/demo.py"],
+        env=environment(home),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        umask=0o022,
+    )
+    try:
+        assert demo.stdout
+        assert any(line.startswith("* up") for line in demo.stdout)
+        sent = steadyrun(home, "send", "demo", "hello", "--wait")
+        assert sent.returncode == 0
+        found = [home.parent, home, *home.rglob("*")]
+        modes = {each: each.lstat().st_mode for each in found if not each.is_symlink()}
+        others = {each: mode for each, mode in modes.items() if mode & 0o077}
+        assert home / "processes" in modes
+        assert others == {}
+    finally:
+        demo.terminate()
+        demo.communicate(timeout=60)
 
 
 def test_a_plain_installation_gives_a_working_command(tmp_path: Path) -> None:

@@ -2,15 +2,10 @@
 
 from pathlib import Path
 
-from steadyrun.testing.model_servers.anthropic import (
-    AnswerTokens,
-    MessagesServer,
-    ServerSteps,
-    answer,
-    call,
-    text,
-)
-from steadyrun.testing.model_servers.faults import Break, Cut, StreamGate, refuse_overloaded
+from steadyrun.testing.model_servers.content import AnswerTokens, answer, call, make_text
+from steadyrun.testing.model_servers.faults import Break, Cut, Refusal, StreamGate
+from steadyrun.testing.model_servers.model_server import MessagesServer
+from steadyrun.testing.model_servers.protocol import ServerSteps
 from tests.support.real_cli import (
     Frame,
     StartedClaude,
@@ -29,7 +24,7 @@ def result_of(frames: list[Frame]) -> Frame:
     return result
 
 
-def test_a_turn_with_a_tool_call_and_a_second_turn_on_one_process(tmp_path: Path) -> None:
+def test_claude_runs_a_tool_and_a_second_turn_with_the_simulated_server(tmp_path: Path) -> None:
     script: ServerSteps = [
         answer(
             "I look.", call("Bash", command="echo from the shell"), tokens=AnswerTokens(100, 20)
@@ -56,9 +51,9 @@ def test_a_turn_with_a_tool_call_and_a_second_turn_on_one_process(tmp_path: Path
         assert "once more" in server.main_requests[2].user_text
 
 
-def test_an_interrupt_at_a_gate_leaves_the_request(tmp_path: Path) -> None:
+def test_interrupt_of_claude_closes_a_request_at_its_gate(tmp_path: Path) -> None:
     gate = StreamGate()
-    script = [answer(text("Hel", gate, "lo")), answer("Still here.")]
+    script = [answer(make_text("Hel", gate, "lo")), answer("Still here.")]
     with MessagesServer(script) as server, StartedClaude(tmp_path, server.url) as claude:
         claude.send(user("talk"))
         claude.read_until(lambda frame: "text_delta" in str(frame))
@@ -74,12 +69,12 @@ def test_an_interrupt_at_a_gate_leaves_the_request(tmp_path: Path) -> None:
         assert result_of(after)["result"] == "Still here."
 
 
-def test_broken_streams_are_asked_again_as_steps_of_their_own(tmp_path: Path) -> None:
+def test_each_retry_of_a_broken_stream_uses_a_step_of_the_script(tmp_path: Path) -> None:
     script: ServerSteps = [
-        refuse_overloaded(),
-        answer(text("Hel", Cut())),
+        Refusal("overloaded"),
+        answer(make_text("Hel", Cut())),
         answer("Hello."),
-        answer(text("Bye", Break("server"))),
+        answer(make_text("Bye", Break("server"))),
         answer("Bye-bye."),
     ]
     with MessagesServer(script) as server, StartedClaude(tmp_path, server.url) as claude:
@@ -93,7 +88,7 @@ def test_broken_streams_are_asked_again_as_steps_of_their_own(tmp_path: Path) ->
         assert server.script.unused == 0
 
 
-def test_counting_tokens_eats_no_step_and_a_process_without_tools_is_served(tmp_path: Path) -> None:
+def test_token_count_uses_no_step_and_claude_without_tools_is_served(tmp_path: Path) -> None:
     with (
         MessagesServer([answer("Main.")]) as server,
         StartedClaude(tmp_path, server.url, "--tools", "") as claude,

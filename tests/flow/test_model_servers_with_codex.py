@@ -1,29 +1,25 @@
 """The real Codex takes a simulated server for its model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from steadyrun.testing.model_servers.content import AnswerTokens, answer, call, raw, text, thinking
+from steadyrun.testing.model_servers.content import (
+    AnswerTokens,
+    answer,
+    call,
+    make_raw,
+    make_text,
+    make_thinking,
+)
 from steadyrun.testing.model_servers.faults import (
-    Break,
     Cut,
     Hang,
-    StreamGate,
-    refuse_no_credit,
-    refuse_not_found,
-    refuse_overloaded,
-    refuse_rate_limit,
-    refuse_server_error,
-    refuse_too_long,
-    refuse_unauthorized,
-    refuse_usage_limit,
+    Refusal,
 )
+from steadyrun.testing.model_servers.model_server import ResponsesServer
 from steadyrun.testing.model_servers.openai_common import build_codex_limit_headers
-from steadyrun.testing.model_servers.openai_responses import ResponsesServer
 from steadyrun.testing.model_servers.protocol import ModelRequest, ServerStep, ServerSteps
 from tests.support.real_cli import Frame, is_kind, kind_of
 from tests.support.real_codex import StartedAppServer, StartedExec, is_turn_end
@@ -37,8 +33,10 @@ def items_of(frames: list[Frame], kind: str) -> list[Frame]:
     return [item for item in done if item["type"] == kind]
 
 
-def test_a_text_is_the_whole_of_a_turn(tmp_path: Path) -> None:
-    script = [answer(text("Hel", "lo."), tokens=AnswerTokens(100, 20, cache_read=30, reasoning=7))]
+def test_text_of_the_simulated_server_is_the_answer_of_codex(tmp_path: Path) -> None:
+    script = [
+        answer(make_text("Hel", "lo."), tokens=AnswerTokens(100, 20, cache_read=30, reasoning=7))
+    ]
     with (
         ResponsesServer(script) as server,
         StartedExec(tmp_path, server.url, "say hello") as codex,
@@ -60,9 +58,9 @@ def test_a_text_is_the_whole_of_a_turn(tmp_path: Path) -> None:
         assert "sk-dummy" not in str(server.requests)
 
 
-def test_a_command_is_run_and_its_output_comes_back(tmp_path: Path) -> None:
+def test_codex_runs_a_command_and_returns_its_output_to_the_server(tmp_path: Path) -> None:
     script: ServerSteps = [
-        answer(thinking("hm"), "I look.", call("exec_command", cmd="echo from the shell")),
+        answer(make_thinking("hm"), "I look.", call("exec_command", cmd="echo from the shell")),
         lambda ask: answer(f"It says: {ask.outputs[0].splitlines()[-1]}"),
     ]
     with ResponsesServer(script) as server, StartedExec(tmp_path, server.url, "look") as codex:
@@ -71,14 +69,14 @@ def test_a_command_is_run_and_its_output_comes_back(tmp_path: Path) -> None:
         [command] = items_of(frames, "command_execution")
         assert (command["aggregated_output"], command["exit_code"]) == ("from the shell\n", 0)
         assert [item["text"] for item in items_of(frames, "reasoning")] == ["hm"]
-        told = [item["text"] for item in items_of(frames, "agent_message")]
-        assert told == ["I look.", "It says: from the shell"]
+        texts = [item["text"] for item in items_of(frames, "agent_message")]
+        assert texts == ["I look.", "It says: from the shell"]
 
 
-def test_its_own_provider_takes_the_server_for_openai(tmp_path: Path) -> None:
+def test_openai_provider_of_codex_works_with_the_simulated_server(tmp_path: Path) -> None:
     def step(ask: ModelRequest) -> ServerStep:
         if ask.messages[-1].get("type") == "compaction_trigger":
-            return answer(raw(type="compaction", id="cmp_1", encrypted_content="c2lt"))
+            return answer(make_raw(type="compaction", id="cmp_1", encrypted_content="c2lt"))
         return answer("Here.")
 
     with (
@@ -103,7 +101,7 @@ def test_its_own_provider_takes_the_server_for_openai(tmp_path: Path) -> None:
         assert "compaction" in [item["type"] for item in server.main_requests[-1].messages]
 
 
-def test_the_tools_that_ask_for_approval(tmp_path: Path) -> None:
+def test_codex_requests_approvals_of_tools_from_the_simulated_server(tmp_path: Path) -> None:
     patch = "apply_patch <<'EOF'\n*** Begin Patch\n*** Add File: a\n+b\n*** End Patch\nEOF"
     escalated = {"sandbox_permissions": "require_escalated", "justification": "may I?"}
     script = [
@@ -135,64 +133,16 @@ def test_the_tools_that_ask_for_approval(tmp_path: Path) -> None:
         assert not (codex.cwd / "a").exists()
 
 
-def test_a_turn_that_fails_is_an_exit_code(tmp_path: Path) -> None:
+def test_failed_turn_of_codex_exec_has_the_exit_code_one(tmp_path: Path) -> None:
     with (
-        ResponsesServer([refuse_too_long()]) as server,
+        ResponsesServer([Refusal("too_long")]) as server,
         StartedExec(tmp_path, server.url, "hi") as codex,
     ):
         assert kind_of(codex.read_all()[-1]) == "turn.failed"
         assert codex.wait_for_exit() == 1
 
 
-@dataclass(frozen=True)
-class Case:
-    """A fault, how often Codex asks with one retry of each kind, and what it calls it."""
-
-    step: ServerStep
-    asks: int
-    info: Any
-
-
-FAULTS = {
-    "rate limit": Case(
-        refuse_rate_limit(), 1, {"responseTooManyFailedAttempts": {"httpStatusCode": 429}}
-    ),
-    "rate limit with a time": Case(
-        refuse_rate_limit(0), 2, {"responseTooManyFailedAttempts": {"httpStatusCode": 429}}
-    ),
-    "usage limit": Case(refuse_usage_limit(resets_at=RESETS_AT), 1, "usageLimitExceeded"),
-    "no credit": Case(refuse_no_credit(), 1, "usageLimitExceeded"),
-    "overload": Case(refuse_overloaded(), 2, "serverOverloaded"),
-    "overload in mid-stream": Case(answer(text("Hel", Break())), 1, "serverOverloaded"),
-    "server error": Case(refuse_server_error(), 4, "internalServerError"),
-    "error in mid-stream": Case(answer(text("Hel", Break("server"))), 2, "other"),
-    "bad key": Case(refuse_unauthorized(), 2, {"httpConnectionFailed": {"httpStatusCode": 401}}),
-    "no such model": Case(refuse_not_found(), 1, "modelNotFound"),
-    "too long": Case(refuse_too_long(), 1, "other"),
-    "too long in mid-stream": Case(answer(Break("too_long")), 1, "contextWindowExceeded"),
-    "cut stream": Case(answer(text("Hel", Cut())), 2, "other"),
-    "cut before headers": Case(Hang(), 4, "other"),
-    "stalled stream": Case(answer(text("Hel", StreamGate())), 2, "other"),
-}
-
-
-@pytest.mark.parametrize("case", FAULTS.values(), ids=FAULTS.keys())
-def test_fault_is_reported_with_its_kind(case: Case, tmp_path: Path) -> None:
-    if isinstance(case.step, Hang):
-        case.step.gate.open()
-    with (
-        ResponsesServer([], fallback=case.step) as server,
-        StartedAppServer(tmp_path, server.url, retries=1, idle_ms=500) as codex,
-    ):
-        codex.start_turn(codex.start_thread(), "hi")
-        frames = codex.read_until(is_turn_end)
-
-        turn = frames[-1]["params"]["turn"]
-        assert (turn["status"], turn["error"]["codexErrorInfo"]) == ("failed", case.info)
-        assert len(server.main_requests) == case.asks
-
-
-def test_a_request_that_is_never_answered_is_left_by_an_interrupt(tmp_path: Path) -> None:
+def test_interrupt_of_codex_closes_a_request_that_is_never_answered(tmp_path: Path) -> None:
     hang = Hang()
     with (
         ResponsesServer([hang, answer("Still here.")]) as server,
@@ -216,17 +166,20 @@ def test_broken_stream_is_retried_and_limits_are_reported(tmp_path: Path) -> Non
         **build_codex_limit_headers(88, RESETS_AT),
         **build_codex_limit_headers(12, RESETS_AT, window_minutes=10080, slot="secondary"),
     }
-    script: Sequence[ServerStep] = [answer(text("Hel", Cut())), answer("Hello.", headers=limits)]
+    script: Sequence[ServerStep] = [
+        answer(make_text("Hel", Cut())),
+        answer("Hello.", headers=limits),
+    ]
     with (
         ResponsesServer(script) as server,
         StartedAppServer(tmp_path, server.url) as codex,
     ):
         codex.start_turn(codex.start_thread(), "greet")
         codex.read_until(is_kind("error"))
-        *_, told = codex.read_until(is_kind("account/rateLimits/updated"))
+        *_, update = codex.read_until(is_kind("account/rateLimits/updated"))
         *_, ended = codex.read_until(is_turn_end)
 
-        assert told["params"]["rateLimits"]["primary"] == {
+        assert update["params"]["rateLimits"]["primary"] == {
             "usedPercent": 88,
             "windowDurationMins": 300,
             "resetsAt": RESETS_AT,
@@ -244,14 +197,14 @@ def test_broken_stream_is_retried_and_limits_are_reported(tmp_path: Path) -> Non
     ],
     ids=["an address", "inline", "a file that is not there"],
 )
-def test_the_address_of_a_picture_is_refused(
+def test_codex_refuses_an_image_by_its_address(
     tmp_path: Path, picture: dict[str, str], is_taken: bool
 ) -> None:
     """So ours are always inline, and read by ourselves: a file that is not there is no error."""
     with ResponsesServer([answer("Fine.")]) as server, StartedAppServer(tmp_path, server.url) as cx:
         thread = cx.start_thread()
-        told = [{"type": "text", "text": "look"}, picture]
-        asked = cx.ask("turn/start", threadId=thread, input=told)
+        content = [{"type": "text", "text": "look"}, picture]
+        asked = cx.ask("turn/start", threadId=thread, input=content)
         *_, reply = cx.read_until(lambda frame: frame.get("id") == asked)
 
         assert ("result" in reply) is is_taken

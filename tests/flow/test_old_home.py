@@ -84,7 +84,7 @@ def open_approval(home: CliHome) -> str:
     return str(asked[0]["id"])
 
 
-def test_a_home_of_the_first_layout_opens_and_every_agent_continues(home: CliHome) -> None:
+def test_home_of_the_first_layout_opens_and_every_agent_continues(home: CliHome) -> None:
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(home.place, filter="data")
     for name in ("ada", "bob", "cy"):
@@ -104,7 +104,7 @@ def test_a_home_of_the_first_layout_opens_and_every_agent_continues(home: CliHom
         assert (sent["status"], sent["reply"]) == ("completed", "two")
 
 
-def test_a_running_cli_of_an_earlier_daemon_is_taken_over(home: CliHome, earlier: Path) -> None:
+def test_running_cli_of_an_earlier_version_is_adopted(home: CliHome, earlier: Path) -> None:
     gate = home.place / "gate"
     for name in ("ada", "bob", "cy"):
         (home.place / name).mkdir()

@@ -24,11 +24,16 @@ from steadyrun.operations.context import OperationContext
 from steadyrun.operations.costs import CostRequest
 from steadyrun.operations.daemon import StatusRequest, StopDaemonRequest
 from steadyrun.operations.gates import CloseGateRequest, ListGatesRequest, OpenGateRequest
-from steadyrun.operations.items import ItemRequest, ListItemsRequest, SendRequest
+from steadyrun.operations.items import (
+    ItemRequest,
+    ListItemsRequest,
+    RetryFailedRequest,
+    SendRequest,
+)
 from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
 from steadyrun.operations.runs import CancelRequest
 from steadyrun.testing.clock import FakeClock, make_ids
-from tests.support.fake_daemon import opened, served
+from tests.support.fake_daemon import open_context, serve_daemon
 
 PATIENCE_SECONDS = 60.0
 # What an operation answers, or why it does not.
@@ -63,14 +68,15 @@ def script(work: Path) -> list[tuple[str, Struct]]:
         ("item.cancel", CancelRequest("itm_")),
         ("item.cancel", CancelRequest("run_")),
         ("item.retry", ItemRequest("itm_")),
+        ("items.retry", RetryFailedRequest(since="7d")),
         ("item.list", ListItemsRequest(all=True)),
         ("agent.resume", AgentSelection(all=True)),
         ("gate.close", CloseGateRequest("shell", 60.0, "the bill")),
         ("gate.list", ListGatesRequest()),
         ("gate.open", OpenGateRequest("shell")),
         ("approval.list", ListApprovalsRequest(all=True)),
-        ("approval.approve", ApproveRequest("prc_", "eve")),
-        ("approval.deny", DenyRequest("prc_", "eve", "no")),
+        ("approval.approve", ApproveRequest("prc_")),
+        ("approval.deny", DenyRequest("prc_", "no")),
         ("item.send", SendRequest(agent="ada", text="second", followup="queue")),
         ("agent.list", ListAgentsRequest()),
         ("cost.show", CostRequest()),
@@ -80,7 +86,7 @@ def script(work: Path) -> list[tuple[str, Struct]]:
     ]
 
 
-async def asked(work: Path, way: Way) -> Answers:
+async def ask_all(work: Path, way: Way) -> Answers:
     answers: Answers = []
     for name, given in script(work):
         try:
@@ -93,20 +99,22 @@ async def asked(work: Path, way: Way) -> Answers:
 
 async def in_process(home: Path, work: Path) -> Answers:
     clock = FakeClock()
-    async with opened(home, clock=clock, ids=make_ids(clock, 7)) as (desk, _):
-        return await asked(work, lambda operation, given: operation.do(desk, given))
+    async with open_context(home, clock=clock, ids=make_ids(clock, 7)) as (context, _):
+        return await ask_all(work, lambda operation, given: operation.do(context, given))
 
 
 async def over_socket(home: Path, work: Path) -> Answers:
     clock = FakeClock()
     with anyio.fail_after(PATIENCE_SECONDS):
-        async with served(home, clock=clock, ids=make_ids(clock, 7)):
-            return await asked(
+        async with serve_daemon(home, clock=clock, ids=make_ids(clock, 7)):
+            return await ask_all(
                 work, lambda operation, given: client.call(home, operation, given)
             )  # fmt: skip
 
 
-def test_both_ways_give_the_same_documents(tmp_path: Path) -> None:
+def test_operations_return_the_same_documents_in_process_and_over_the_socket(
+    tmp_path: Path,
+) -> None:
     here = anyio.run(in_process, tmp_path / "here", tmp_path)
     there = anyio.run(over_socket, tmp_path / "there", tmp_path)
 
@@ -115,7 +123,7 @@ def test_both_ways_give_the_same_documents(tmp_path: Path) -> None:
     assert mine == json.loads(json.dumps(there))
 
 
-def test_every_operation_but_the_stream_is_asked(tmp_path: Path) -> None:
+def test_comparison_covers_every_operation_except_the_stream(tmp_path: Path) -> None:
     named = {name for name, _ in script(tmp_path)}
 
     assert named == {each.name for each in OPERATIONS if not each.is_stream}
@@ -149,28 +157,38 @@ def test_operations_return_their_results_and_error_codes(tmp_path: Path) -> None
 
 def test_agent_show_without_a_daemon_lacks_only_the_process(tmp_path: Path) -> None:
     async def both() -> tuple[Any, Any]:
-        async with opened(tmp_path / "home") as (desk, daemon):
+        async with open_context(tmp_path / "home") as (context, daemon):
             given = AddAgentRequest(name="ada", provider="scripted", home=str(tmp_path))
-            added = await BY_NAME["agent.add"].do(desk, given)
+            added = await BY_NAME["agent.add"].do(context, given)
             daemon.processes[added.id] = "background"
             alone = OperationContext(
-                desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce
+                context.store,
+                context.clock,
+                context.ids,
+                context.home,
+                context.abilities,
+                context.enforce,
             )
             show = BY_NAME["agent.show"].do
-            return await show(desk, AgentRequest("ada")), await show(alone, AgentRequest("ada"))
+            return await show(context, AgentRequest("ada")), await show(alone, AgentRequest("ada"))
 
-    told, alone = anyio.run(both)
+    shown, alone = anyio.run(both)
 
-    assert (told.process, alone.process) == ("background", None)
-    assert msgspec.structs.replace(told, process=None) == alone
+    assert (shown.process, alone.process) == ("background", None)
+    assert msgspec.structs.replace(shown, process=None) == alone
 
 
 @pytest.mark.parametrize("name", ["status", "daemon.stop", "events.follow"])
 def test_daemon_operation_is_refused_without_a_daemon(tmp_path: Path, name: str) -> None:
     async def ask() -> None:
-        async with opened(tmp_path / "home") as (desk, _):
+        async with open_context(tmp_path / "home") as (context, _):
             alone = OperationContext(
-                desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce
+                context.store,
+                context.clock,
+                context.ids,
+                context.home,
+                context.abilities,
+                context.enforce,
             )
             operation = BY_NAME[name]
             await operation.do(alone, operation.request())

@@ -10,7 +10,7 @@ import pytest
 from steadyrun.errors import AbilityMissing, FileUnusable
 from steadyrun.model.budget import Budget
 from steadyrun.model.policy import DENIED, TIERS, TOOLS, Mode, Policy, Tier
-from steadyrun.testing.model_servers.anthropic import answer
+from steadyrun.testing.model_servers.content import answer
 from tests.support.codex_harness import codex_harness, run_command
 from tests.support.real_agents import real_agent
 from tests.support.real_cli import real_claude
@@ -43,7 +43,7 @@ def test_denied_tools_are_not_offered_to_claude(tmp_path: Path) -> None:
     assert not found & {"Bash", "Agent", "WebSearch", *DENIED}
 
 
-def test_the_file_in_its_home_takes_away_and_gives_nothing(tmp_path: Path) -> None:
+def test_permissions_file_removes_tools_and_adds_none(tmp_path: Path) -> None:
     policy = Policy("full_auto", ("Read", "Edit", "Bash"))
 
     found = offered(tmp_path, policy, '{"tools": ["Read", "Bash", "Write"], "note": "Look."}')
@@ -51,7 +51,7 @@ def test_the_file_in_its_home_takes_away_and_gives_nothing(tmp_path: Path) -> No
     assert found == {"Read", "Bash"}
 
 
-def test_a_file_that_changes_takes_away_from_the_next_turn_on(tmp_path: Path) -> None:
+def test_changed_permissions_file_removes_tools_from_the_next_turn_on(tmp_path: Path) -> None:
     with cli_harness(tmp_path, [answer("One."), answer("Two.")]) as harness:
 
         async def main() -> None:
@@ -72,7 +72,7 @@ def test_a_file_that_changes_takes_away_from_the_next_turn_on(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["[]", '{"tier": "readonyl"}', '{"tools": ["Raed"]}'])
-def test_a_file_that_cannot_be_understood_starts_nothing(tmp_path: Path, text: str) -> None:
+def test_invalid_permissions_file_starts_no_run(tmp_path: Path, text: str) -> None:
     with cli_harness(tmp_path, [answer("Never.")]) as harness:
         file = harness.cwd / "PERMISSIONS.json"
         file.write_text(text)
@@ -90,7 +90,7 @@ def test_a_file_that_cannot_be_understood_starts_nothing(tmp_path: Path, text: s
         assert not harness.server.main_requests
 
 
-def test_no_process_for_many_turns_has_the_budget_of_a_run(tmp_path: Path) -> None:
+def test_process_for_many_turns_is_not_started_with_the_budget_of_a_run(tmp_path: Path) -> None:
     program = tmp_path / "claude"
     program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/argv\nexec {real_claude()} "$@"\n')
     program.chmod(0o755)
@@ -122,7 +122,7 @@ EOF"""
 
 
 def tried(folder: Path, policy: Policy, permissions: str = "") -> tuple[CliHarness, list[str]]:
-    """A Codex whose model wants to read and to write; what was noted of it."""
+    """Run a Codex whose model requests to read and to write; return its notes."""
     with codex_harness(
         folder, [run_command("cat there; touch made"), run_command(PATCH), answer("Done.")]
     ) as harness:
@@ -138,7 +138,7 @@ def tried(folder: Path, policy: Policy, permissions: str = "") -> tuple[CliHarne
         return harness, anyio.run(main)
 
 
-UNWRITING = "Codex has commands all the same, in a sandbox where they cannot write"
+UNWRITING = "Codex can still run commands, in a sandbox in which they cannot write"
 
 
 @pytest.mark.parametrize("mode", get_args(Mode))
@@ -150,7 +150,7 @@ def test_codex_that_may_only_read_writes_nothing_in_any_mode(tmp_path: Path, mod
     assert notes.count(UNWRITING) == 1
 
 
-def test_the_file_in_its_home_makes_codex_read_only(tmp_path: Path) -> None:
+def test_permissions_file_makes_codex_read_only(tmp_path: Path) -> None:
     everything = Policy("dangerously_skip_permissions")
 
     harness, notes = tried(tmp_path, everything, '{"tier": "readonly"}')

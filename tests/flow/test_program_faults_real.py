@@ -6,7 +6,6 @@ shown. Faults of the API are in test_api_faults_real.py.
 
 import os
 import tarfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ import pytest
 
 from steadyrun.errors import InvalidUsage
 from steadyrun.model import event as ev
-from steadyrun.model.event import ErrorFact
 from steadyrun.model.event_json import to_public
 from steadyrun.model.run import Run
-from steadyrun.testing.model_servers.anthropic import answer, text
+from steadyrun.testing.model_servers.content import answer, make_text
 from tests.children.keeper_driver import eventually
 from tests.support.codex_harness import check_event_order
 from tests.support.commands import steadyrun as command
@@ -34,6 +32,8 @@ from tests.support.real_cli_harness import (
     RunRecord,
     cli_harness,
     each_cli,
+    replace_environment,
+    replace_program,
 )
 
 UNKNOWN_TOKEN = "00000000-0000-4000-8000-000000000009"
@@ -62,8 +62,8 @@ def test_conversation_is_resumed_only_in_its_own_directory(tmp_path: Path, cli: 
             assert fresh.run.resume_token not in {None, token}
             assert len(fresh.events_of(ev.Note)) == 1
             lost = harness.run("go on", resume=token)
-            assert (lost.run.status, error_of(lost.run).code) == ("failed", "resume_not_found")
-            assert "directory" in error_of(lost.run).hint
+            assert (lost.run.status, lost.error.code) == ("failed", "resume_not_found")
+            assert "directory" in lost.error.hint
             sent = [request.user_text for request in harness.server.main_requests]
             assert sent == ["greet", "go on"]
         else:
@@ -86,34 +86,44 @@ def test_conversation_resumes_with_the_model_that_answered(tmp_path: Path) -> No
         assert second.events_of(ev.StatsUpdated)[0].model == named[0]
 
 
-@each_cli
+@pytest.mark.parametrize(
+    ("cli", "options"),
+    [(CLAUDE, {}), (CODEX, {}), (CODEX, {"one_shot": True})],
+    ids=["claude", "codex", "codex one shot"],
+)
 @pytest.mark.parametrize(
     "token", [UNKNOWN_TOKEN, "no token at all", "../../../etc/passwd", UNKNOWN_TOKEN * 9]
 )
-def test_unknown_conversation_fails_or_starts_fresh(tmp_path: Path, cli: Cli, token: str) -> None:
-    with cli_harness(tmp_path, [answer("New here.")], cli=cli) as harness:
+def test_unknown_conversation_fails_or_starts_fresh(
+    tmp_path: Path, cli: Cli, options: dict[str, Any], token: str
+) -> None:
+    with cli_harness(tmp_path, [answer("New here.")], cli=cli, options=options) as harness:
         record = harness.run("go on", resume=token)
         requests = harness.server.main_requests
         fresh = harness.run("go on", resume=token, or_fresh=True)
 
-        assert (record.run.status, error_of(record.run).code) == ("failed", "resume_not_found")
-        assert error_of(record.run).hint
+        assert (record.run.status, record.error.code) == ("failed", "resume_not_found")
+        assert record.error.hint
+        assert not record.error.retryable
         assert record.run.resume_token is None
         assert requests == ()
         assert (fresh.run.status, fresh.run.text) == ("completed", "New here.")
         assert fresh.run.resume_token not in {None, token}
+        assert [request.user_text for request in harness.server.main_requests] == ["go on"]
 
 
 # -- a program that cannot work
 
 
 def test_claude_without_a_login_fails_as_auth(tmp_path: Path) -> None:
-    with cli_harness(tmp_path, [], cli=_with_environment(without=KEYS["claude"][0])) as harness:
+    with cli_harness(
+        tmp_path, [], cli=replace_environment(CLAUDE, without=KEYS["claude"][0])
+    ) as harness:
         record = harness.run("go")
 
         assert record.run.status == "failed"
-        assert (error_of(record.run).code, error_of(record.run).retryable) == ("auth", False)
-        assert "log in" in error_of(record.run).hint.lower()
+        assert (record.error.code, record.error.retryable) == ("auth", False)
+        assert "log in" in record.error.hint.lower()
         assert harness.server.main_requests == ()
 
 
@@ -121,13 +131,13 @@ def test_claude_without_a_login_fails_as_auth(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sandbox", [None, "0"])
 def test_claude_as_root_without_a_sandbox_is_refused(tmp_path: Path, sandbox: str | None) -> None:
     given = {} if sandbox is None else {"IS_SANDBOX": sandbox}
-    cli = _with_environment(without="IS_SANDBOX", env=given)
+    cli = replace_environment(CLAUDE, without="IS_SANDBOX", **given)
     with cli_harness(tmp_path, [], cli=cli) as harness:
         record = harness.run("go")
 
         assert record.run.status == "failed"
-        assert error_of(record.run).code == "root_refused"
-        assert "IS_SANDBOX" in error_of(record.run).hint
+        assert record.error.code == "root_refused"
+        assert "IS_SANDBOX" in record.error.hint
         assert record.run.diagnostic is not None
         assert "root" in record.run.diagnostic.stderr_excerpt
 
@@ -144,10 +154,10 @@ def test_program_that_cannot_be_started_fails_with_a_hint(
         record = harness.run("go")
 
     assert record.run.status == "failed"
-    assert error_of(record.run).code == "launch_failed"
-    assert str(program) in error_of(record.run).message
+    assert record.error.code == "launch_failed"
+    assert str(program) in record.error.message
     install = "npm install -g @openai/codex" if cli is CODEX else "npm install"
-    assert (install if mode is None else "executable") in error_of(record.run).hint
+    assert (install if mode is None else "executable") in record.error.hint
     assert list(harness.home.glob("processes/*/journal")) == []
 
 
@@ -184,10 +194,10 @@ GARBAGE = r"printf 'hello\n\377\376\n{\"type\":\n[1]\n{}\n'; read line"
 def test_program_that_is_not_the_cli_fails_the_run(
     tmp_path: Path, cli: Cli, does: str, code: str
 ) -> None:
-    with cli_harness(tmp_path, [], cli=with_program(cli, tmp_path, does)) as harness:
+    with cli_harness(tmp_path, [], cli=replace_program(cli, tmp_path, does)) as harness:
         record = harness.run("go")
 
-    error = error_of(record.run)
+    error = record.error
     assert (record.run.status, error.code) == ("failed", code)
     assert error.retryable == (code == "exited")
     assert bool(error.hint) == (code == "cli_incompatible")
@@ -198,7 +208,7 @@ def test_program_that_is_not_the_cli_fails_the_run(
 @each_cli
 def test_program_that_prints_nothing_fails_as_hang(tmp_path: Path, cli: Cli) -> None:
     clock = AdjustableClock()
-    silent = with_program(cli, tmp_path, "exec sleep 600")
+    silent = replace_program(cli, tmp_path, "exec sleep 600")
     with cli_harness(tmp_path, [], cli=silent) as harness:
 
         def is_handshake_sent() -> bool:
@@ -225,9 +235,9 @@ def test_key_is_in_no_event_and_in_no_output(tmp_path: Path, cli: Cli) -> None:
     variable, key = KEYS[cli.name]
     show = cli.run_command(f"printenv {variable}; false")
     script = [
-        answer(text("It is ", key[:5], key[5:]), show),
+        answer(make_text("It is ", key[:5], key[5:]), show),
         answer(cli.run_command(f"printenv {variable} | tee {tmp_path}/printed")),
-        answer(text("So: ", key)),
+        answer(make_text("So: ", key)),
     ]
     with cli_harness(tmp_path, script, cli=cli) as harness:
         shown = anyio.run(_read_all_events, harness)
@@ -253,12 +263,12 @@ def test_key_is_not_in_the_error_of_a_program(tmp_path: Path, cli: Cli) -> None:
     variable, key = KEYS[cli.name]
     complaint = "unknown option" if cli is CLAUDE else "unexpected argument"
     does = f'echo "${variable}"; echo "{complaint} ${variable}" >&2; exit 2'
-    with cli_harness(tmp_path, [], cli=with_program(cli, tmp_path, does)) as harness:
+    with cli_harness(tmp_path, [], cli=replace_program(cli, tmp_path, does)) as harness:
         shown = anyio.run(_read_all_events, harness)
         [run] = {seen["run"] for seen in shown if seen["run"]}
         record = anyio.run(harness.read_record, anyio.run(_load_run, harness, run))
 
-    assert error_of(record.run).message.endswith(f"{complaint} [redacted]")
+    assert record.error.message.endswith(f"{complaint} [redacted]")
     assert record.events_of(ev.Unknown) == [ev.Unknown("[redacted]")]
     for seen in (shown, record.run, [seen.event for seen in record.stored]):
         assert key.encode() not in msgspec.json.encode(seen)
@@ -295,29 +305,3 @@ def _find_in_archive(archive: Path, key: str) -> list[str]:
 def _find_files(folder: Path, key: str) -> list[Path]:
     files = [each for each in folder.rglob("*") if each.is_file() and each.name != "config.toml"]
     return [each for each in files if key.encode() in each.read_bytes()]
-
-
-# -- helpers
-
-
-def error_of(run: Run) -> ErrorFact:
-    assert run.error is not None
-    return run.error
-
-
-def _with_environment(without: str, env: Mapping[str, str] | None = None) -> Cli:
-    """Claude Code without a variable, or with another value of it."""
-
-    def environment(folder: Path, url: str) -> dict[str, str]:
-        given = CLAUDE.environment(folder, url)
-        return {name: value for name, value in given.items() if name != without} | dict(env or {})
-
-    return replace(CLAUDE, environment=environment)
-
-
-def with_program(cli: Cli, folder: Path, does: str) -> Cli:
-    """The CLI with a shell script in place of its program."""
-    program = folder / cli.name
-    program.write_text(f"#!/bin/sh\n{does}\n")
-    program.chmod(0o755)
-    return replace(cli, program=lambda: program)

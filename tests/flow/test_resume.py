@@ -33,7 +33,7 @@ def resumed(
     return anyio.run(main)
 
 
-def test_it_is_an_error_with_a_name(tmp_path: Path) -> None:
+def test_run_fails_with_resume_not_found_if_the_conversation_is_unknown(tmp_path: Path) -> None:
     run, _ = resumed(tmp_path)
 
     assert run.status == "failed"
@@ -41,7 +41,7 @@ def test_it_is_an_error_with_a_name(tmp_path: Path) -> None:
     assert run.error.code == "resume_not_found"
 
 
-def test_a_new_one_begins_where_that_will_do(tmp_path: Path) -> None:
+def test_or_fresh_starts_a_new_conversation_if_the_old_one_is_unknown(tmp_path: Path) -> None:
     run, events = resumed(tmp_path, or_fresh=True)
 
     assert (run.status, run.text) == ("completed", "one")
@@ -53,12 +53,12 @@ def test_a_new_one_begins_where_that_will_do(tmp_path: Path) -> None:
     assert len(list((tmp_path / "home" / "processes").iterdir())) == 2
 
 
-def test_it_must_be_named(tmp_path: Path) -> None:
+def test_or_fresh_without_a_conversation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidUsage, match="or_fresh"):
         resumed(tmp_path, resume=None, or_fresh=True)
 
 
-def test_it_goes_on_where_it_began_and_with_its_model(tmp_path: Path) -> None:
+def test_resumed_conversation_keeps_its_directory_and_its_model(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     first, _ = resumed(tmp_path, resume=None, model="m-1")

@@ -108,7 +108,7 @@ def test_text_goes_to_stdout_and_progress_to_stderr(home: Path) -> None:
     )
 
 
-def test_deltas_are_printed_as_they_come_and_not_again(home: Path) -> None:
+def test_text_that_came_in_deltas_is_printed_once(home: Path) -> None:
     pieces = {"pieces": ["Hel", "lo ", "world"], "seconds": 0.05}
     done = run(home, script({"wait": 0.3}, {"delta": pieces}, {"wait": 0.1}))
 
@@ -134,7 +134,7 @@ def test_control_characters_of_an_agent_do_not_reach_the_terminal(home: Path) ->
         assert not set("\x9b\u202e") & set(output)
 
 
-def test_jsonl_prints_every_event_as_it_comes_and_nothing_else(home: Path) -> None:
+def test_jsonl_prints_every_event_and_nothing_else(home: Path) -> None:
     pieces = {"pieces": ["a", "b"], "seconds": 0.05}
     done = run(home, script({"wait": 0.3}, {"delta": pieces}, {"wait": 0.1}), "--jsonl")
 
@@ -169,7 +169,7 @@ def test_json_prints_the_terminal_data_and_the_run_at_the_end(home: Path) -> Non
         ({"wait": 60}, ("--timeout", "500ms"), 7, "timed out after"),
     ],
 )
-def test_the_exit_code_tells_how_it_ended(
+def test_exit_code_of_a_failed_run_depends_on_its_status(
     home: Path, step: object, options: tuple[str, ...], code: int, said: str
 ) -> None:
     done = run(home, script(step), *options)
@@ -178,7 +178,7 @@ def test_the_exit_code_tells_how_it_ended(
     assert said in done.stderr.splitlines()[-1] + done.stderr.splitlines()[-2]
 
 
-def test_a_shell_command_is_run_and_its_output_printed(home: Path) -> None:
+def test_run_with_the_shell_provider_prints_its_output(home: Path) -> None:
     done = steadyrun(home, "run", "--provider", "shell", "echo one two")
 
     assert (done.returncode, done.stdout) == (0, "one two\n")
@@ -194,7 +194,7 @@ def test_the_prompt_may_come_from_standard_input(home: Path) -> None:
             assert out.startswith("You said: from the pipe\n")
 
 
-def test_a_prompt_of_ten_megabytes_works(home: Path) -> None:
+def test_prompt_of_ten_megabytes_completes(home: Path) -> None:
     with running(home, "run", "--provider", "scripted", "--json", stdin=subprocess.PIPE) as child:
         out, _ = child.process.communicate("x" * 10_000_000, timeout=LIMIT_SECONDS)
 
@@ -212,7 +212,7 @@ def test_a_prompt_may_look_like_an_option(home: Path, prompt: str) -> None:
     assert done.stdout.startswith("You said: -")
 
 
-def test_wishes_reach_the_provider(home: Path, tmp_path: Path) -> None:
+def test_run_accepts_all_options_together(home: Path, tmp_path: Path) -> None:
     image, schema = tmp_path / "a.bin", tmp_path / "schema.json"
     image.write_bytes(PNG)
     schema.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}}')
@@ -256,7 +256,7 @@ def test_a_conversation_is_resumed_by_its_token(home: Path) -> None:
         (("--json", "--jsonl"), 2, "not allowed"),
     ],
 )
-def test_a_wrong_wish_is_named_and_nothing_is_started(
+def test_invalid_option_is_reported_and_no_run_is_created(
     home: Path, options: tuple[str, ...], code: int, said: str
 ) -> None:
     done = run(home, "x", *options)
@@ -266,7 +266,7 @@ def test_a_wrong_wish_is_named_and_nothing_is_started(
     assert steadyrun(home, "runs").stdout == "No runs yet.\n"
 
 
-def test_a_directory_that_is_a_link_to_itself_is_none(home: Path, tmp_path: Path) -> None:
+def test_directory_that_is_a_link_to_itself_is_refused(home: Path, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
 
     done = run(home, "x", "--cwd", str(tmp_path / "loop"))
@@ -275,7 +275,7 @@ def test_a_directory_that_is_a_link_to_itself_is_none(home: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(("stdin", "said"), [("", "empty"), (" \n", "empty"), ("\udcff", "UTF-8")])
-def test_no_prompt_is_a_usage_error(home: Path, stdin: str, said: str) -> None:
+def test_empty_or_undecodable_prompt_is_a_usage_error(home: Path, stdin: str, said: str) -> None:
     done = subprocess.run(
         [COMMAND, "run", "--provider", "scripted"],
         env=environment(home),
@@ -289,7 +289,7 @@ def test_no_prompt_is_a_usage_error(home: Path, stdin: str, said: str) -> None:
     assert said.encode() in done.stderr
 
 
-def test_an_unknown_provider_is_not_found_and_the_known_ones_are_named(home: Path) -> None:
+def test_unknown_provider_is_not_found_and_the_others_are_listed(home: Path) -> None:
     done = steadyrun(home, "run", "x", "--provider", "missing")
 
     assert done.returncode == 3
@@ -303,7 +303,7 @@ def test_option_without_provider_support_is_refused_by_name(home: Path) -> None:
     assert "model" in done.stderr
 
 
-def test_a_missing_program_is_a_named_failure_with_what_to_do(home: Path) -> None:
+def test_missing_program_fails_with_its_name_and_a_hint(home: Path) -> None:
     home.mkdir()
     (home / "config.toml").write_text("[providers.scripted]\ncommand = ['/no/such/program']\n")
 
@@ -313,10 +313,10 @@ def test_a_missing_program_is_a_named_failure_with_what_to_do(home: Path) -> Non
     for each in (done, detached):
         assert each.returncode == 1
         assert "/no/such/program" in each.stderr
-        assert "providers.NAME.command" in each.stderr
+        assert "providers.scripted.command" in each.stderr
 
 
-def test_garbage_and_a_wrong_script_are_no_hang(home: Path) -> None:
+def test_garbage_is_ignored_and_an_invalid_script_fails(home: Path) -> None:
     garbage = run(home, script("garbage", {"garbage": {"invalid_utf8": True}}, {"text": "x"}))
     wrong = run(home, "script:[{]")
 
@@ -328,7 +328,7 @@ def test_garbage_and_a_wrong_script_are_no_hang(home: Path) -> None:
 # -- approvals
 
 
-def test_without_a_terminal_an_approval_is_denied_at_once(home: Path) -> None:
+def test_approval_of_a_run_without_a_terminal_is_denied(home: Path) -> None:
     done = run(home, script({"approval": {"name": "Bash", "input": {"command": "rm x"}}}))
 
     assert "denied Bash" in done.stderr
@@ -356,7 +356,9 @@ def on_terminal(home: Path, prompt: str, answer: bytes, *, after: bytes) -> str:
 @pytest.mark.parametrize(
     ("answer", "verdict"), [(b"y\n", "allow"), (b"n\n", "den"), (b"what?\nYES\n", "allow")]
 )
-def test_on_a_terminal_an_approval_is_asked_there(home: Path, answer: bytes, verdict: str) -> None:
+def test_approval_of_a_run_on_a_terminal_is_asked_there(
+    home: Path, answer: bytes, verdict: str
+) -> None:
     ask = {"name": "Bash", "input": {"command": "rm \x1b[2Jx"}}
 
     shown = on_terminal(home, script({"approval": ask}), answer, after=b"Enter:")
@@ -374,7 +376,7 @@ def test_on_a_terminal_an_approval_is_asked_there(home: Path, answer: bytes, ver
     assert resolved["verdict"].startswith(verdict)
 
 
-def test_on_a_terminal_a_tool_is_one_line_finished_in_place(home: Path) -> None:
+def test_tool_on_a_terminal_is_shown_in_one_line(home: Path) -> None:
     tool = {"name": "Read", "input": {"path": "a.txt"}, "seconds": 0.2}
 
     shown = on_terminal(home, script({"tool": tool}, {"text": "x"}), b"", after=b"")
@@ -392,7 +394,7 @@ def wait_steps(tmp_path: Path) -> tuple[Path, str]:
     return flag, script({"text": "begun"}, {"until": str(flag)}, {"text": "over"})
 
 
-def test_a_detached_run_goes_on_without_the_command(home: Path, tmp_path: Path) -> None:
+def test_detached_run_continues_without_its_command(home: Path, tmp_path: Path) -> None:
     flag, prompt = wait_steps(tmp_path)
 
     done = run(home, prompt, "--detach")
@@ -408,7 +410,7 @@ def test_a_detached_run_goes_on_without_the_command(home: Path, tmp_path: Path) 
     eventually(lambda: not find_processes_of(tmp_path), "the end of its driver")
 
 
-def test_detach_as_json_names_the_run(home: Path) -> None:
+def test_detach_with_json_prints_the_run_id(home: Path) -> None:
     done = run(home, script({"text": "x"}), "--detach", "--json")
 
     [document] = events(done)
@@ -421,7 +423,7 @@ def test_detached_run_denies_its_approvals(home: Path) -> None:
     assert "approval.resolved" in follow_to_the_end(home, done.stdout.strip())
 
 
-def test_ctrl_c_once_leaves_it_running(home: Path, tmp_path: Path) -> None:
+def test_ctrl_c_once_leaves_the_run_running(home: Path, tmp_path: Path) -> None:
     flag, prompt = wait_steps(tmp_path)
 
     with running(home, "run", "--provider", "scripted", prompt) as child:
@@ -434,11 +436,11 @@ def test_ctrl_c_once_leaves_it_running(home: Path, tmp_path: Path) -> None:
     types = follow_to_the_end(home, run_id)
 
     assert code == 130
-    assert said == f"still running: steadyrun tail {run_id}\n"
+    assert said == f"still running: steadyrun tail {run_id} -f; Ctrl-C again cancels it\n"
     assert types[-1] == "run.completed"
 
 
-def test_ctrl_c_twice_cancels_it(home: Path, tmp_path: Path) -> None:
+def test_ctrl_c_twice_cancels_the_run(home: Path, tmp_path: Path) -> None:
     _, prompt = wait_steps(tmp_path)
 
     with running(home, "run", "--provider", "scripted", prompt) as child:
@@ -463,7 +465,9 @@ def hanging_up() -> Iterator[None]:
 
 @pytest.mark.usefixtures("hanging_up")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_being_ended_leaves_it_running(home: Path, tmp_path: Path, number: int) -> None:
+def test_signal_that_ends_the_command_leaves_the_run_running(
+    home: Path, tmp_path: Path, number: int
+) -> None:
     flag, prompt = wait_steps(tmp_path)
 
     with running(home, "run", "--provider", "scripted", prompt) as child:
@@ -476,7 +480,7 @@ def test_being_ended_leaves_it_running(home: Path, tmp_path: Path, number: int) 
     assert follow_to_the_end(home, str(only_run(home)["run"]))[-1] == "run.completed"
 
 
-def test_a_reader_that_goes_away_leaves_it_running(home: Path, tmp_path: Path) -> None:
+def test_closed_output_of_the_command_leaves_the_run_running(home: Path, tmp_path: Path) -> None:
     flag, prompt = wait_steps(tmp_path)
 
     with running(home, "run", "--provider", "scripted", prompt) as child:
@@ -503,7 +507,7 @@ def test_run_of_a_killed_command_is_adopted_by_the_next_command(home: Path, tmp_
     assert follow_to_the_end(home, run_id)[-3:] == ["text.final", "text.final", "run.completed"]
 
 
-def test_run_that_ended_without_a_driver_is_recorded_before_show(
+def test_run_that_ended_without_a_driver_is_recorded_by_the_next_command(
     home: Path, tmp_path: Path
 ) -> None:
     flag = tmp_path / "go"
@@ -528,7 +532,7 @@ def wait_for_the_end(process: Path) -> None:
         pause.wait(0.02)
 
 
-def test_another_run_has_it_driven_too(home: Path, tmp_path: Path) -> None:
+def test_run_of_a_killed_command_is_adopted_by_the_next_run(home: Path, tmp_path: Path) -> None:
     flag, prompt = wait_steps(tmp_path)
 
     kill_in_mid_run(home, prompt)
@@ -550,7 +554,7 @@ def kill_in_mid_run(home: Path, prompt: str) -> None:
 # -- steer and cancel
 
 
-def test_a_run_of_another_process_is_steered(home: Path, tmp_path: Path) -> None:
+def test_detached_run_is_steered_by_a_command(home: Path, tmp_path: Path) -> None:
     flag, prompt = wait_steps(tmp_path)
     run_id = run(home, prompt, "--detach").stdout.strip()
 
@@ -564,7 +568,7 @@ def test_a_run_of_another_process_is_steered(home: Path, tmp_path: Path) -> None
     ]  # fmt: skip
 
 
-def test_a_steer_is_refused_with_the_reason(home: Path) -> None:
+def test_steer_of_an_ended_run_or_a_shell_run_is_refused(home: Path) -> None:
     ended = json.loads(run(home, script({"text": "x"}), "--json").stdout)["run"]
     with running(home, "run", "--provider", "shell", "sleep 60") as child:
         child.read_until(child.process.stderr, "sleep 60")
@@ -596,11 +600,11 @@ def test_second_cancel_reports_how_the_run_ended(home: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("words", [["steer", "run_no", "x"], ["cancel", "run_no"]])
-def test_a_run_that_is_not_there_is_not_found(home: Path, words: list[str]) -> None:
+def test_steer_and_cancel_of_an_unknown_run_are_not_found(home: Path, words: list[str]) -> None:
     assert steadyrun(home, *words).returncode == 3
 
 
-def test_an_empty_steer_is_a_usage_error(home: Path) -> None:
+def test_empty_steer_is_a_usage_error(home: Path) -> None:
     assert steadyrun(home, "steer", "run_x", " ").returncode == 2
 
 
@@ -616,7 +620,7 @@ def recording(path: Path) -> Path:
     return path
 
 
-def test_a_recording_is_played_without_a_home(home: Path, tmp_path: Path) -> None:
+def test_recording_is_replayed_without_a_home(home: Path, tmp_path: Path) -> None:
     path = str(recording(tmp_path / "shell.jsonl"))
 
     done = steadyrun(home, "replay", path, "--provider", "shell", "--jsonl")
@@ -642,7 +646,7 @@ def test_a_recording_is_played_without_a_home(home: Path, tmp_path: Path) -> Non
         (["{folder}", "--provider", "shell"], 2, "journal cannot be read"),
     ],
 )
-def test_replay_that_is_impossible_is_refused_by_name(
+def test_impossible_replay_is_refused_with_the_reason(
     home: Path, tmp_path: Path, words: list[str], code: int, said: str
 ) -> None:
     (tmp_path / "broken.jsonl").write_text("{}\n")
@@ -659,7 +663,7 @@ def test_replay_that_is_impossible_is_refused_by_name(
     assert not home.exists()
 
 
-def test_a_run_is_played_from_its_journal(home: Path) -> None:
+def test_run_is_replayed_from_its_journal(home: Path) -> None:
     tool = {"name": "Read", "input": {"path": "a"}, "output": "b"}
     seen = events(run(home, script({"text": "x"}, {"tool": tool}), "--jsonl"))
 
@@ -671,7 +675,7 @@ def test_a_run_is_played_from_its_journal(home: Path) -> None:
     ]
 
 
-def test_an_export_has_everything_but_the_secrets(home: Path, tmp_path: Path) -> None:
+def test_export_contains_all_files_of_a_run_without_secrets(home: Path, tmp_path: Path) -> None:
     home.mkdir()
     (home / "config.toml").write_text("[providers.scripted.env]\nMY_TOKEN = 'hunter2-hunter2'\n")
     secrets = f"{KEY} hunter2-hunter2"
@@ -698,12 +702,13 @@ def test_an_export_has_everything_but_the_secrets(home: Path, tmp_path: Path) ->
         assert KEY.encode() not in content, name
         assert b"hunter2-hunter2" not in content, name
     process = str((tmp_path / names[2]).parent)
-    played = events(steadyrun(home, "replay", process, "--provider", "scripted", "--jsonl"))
+    played = events(steadyrun(home, "replay", process, "--jsonl"))
+    assert played == events(steadyrun(home, "replay", str(tmp_path / run_id), "--jsonl"))
     texts = [event["data"] for event in played if event["type"] == "text.final"]
     assert texts == [{"text": "[redacted] [redacted]"}, {"text": "after"}]
 
 
-def test_a_run_that_never_started_is_exported_too(home: Path, tmp_path: Path) -> None:
+def test_run_that_never_started_is_exported(home: Path, tmp_path: Path) -> None:
     home.mkdir()
     (home / "config.toml").write_text("[providers.scripted]\ncommand = ['/no/such/program']\n")
     run_id = json.loads(run(home, "x", "--json").stdout)["run"]
@@ -715,7 +720,7 @@ def test_a_run_that_never_started_is_exported_too(home: Path, tmp_path: Path) ->
         assert [Path(name).name for name in archive.getnames()] == ["run.json", "events.jsonl"]
 
 
-def test_an_export_that_cannot_be_written_is_named(home: Path) -> None:
+def test_export_to_an_unwritable_path_is_a_usage_error(home: Path) -> None:
     run_id = json.loads(run(home, script({"text": "x"}), "--json").stdout)["run"]
 
     done = steadyrun(home, "export", run_id, "-o", "/nowhere/a.tgz")
@@ -727,7 +732,7 @@ def test_an_export_that_cannot_be_written_is_named(home: Path) -> None:
 # -- providers
 
 
-def test_providers_are_listed_with_what_they_can_do(home: Path) -> None:
+def test_providers_are_listed_with_their_abilities(home: Path) -> None:
     home.mkdir()
     (home / "config.toml").write_text("[providers.shell]\ncommand = ['no-such-program']\n")
 
@@ -761,7 +766,7 @@ anyio.run(main)
 """
 
 
-def test_a_run_whose_command_was_killed_before_it_had_a_process_ends(
+def test_run_whose_command_was_killed_before_it_had_a_process_fails(
     home: Path, tmp_path: Path
 ) -> None:
     program = tmp_path / "killed.py"
@@ -769,7 +774,44 @@ def test_a_run_whose_command_was_killed_before_it_had_a_process_ends(
     assert python(home, program).returncode == -signal.SIGKILL
 
     [found] = json.loads(steadyrun(home, "runs", "--json").stdout)["runs"]
-    told = events(steadyrun(home, "tail", found["run"], "-f", "--jsonl"))
+    tailed = events(steadyrun(home, "tail", found["run"], "-f", "--jsonl"))
 
-    assert told[-1]["type"] == "run.failed"
+    assert tailed[-1]["type"] == "run.failed"
     assert (only_run(home)["status"], only_run(home)["stop_reason"]) == ("failed", "orphaned")
+
+
+LEFT_AT_ONCE = """
+import os
+
+import anyio, steadyrun
+
+async def main():
+    async with steadyrun.open() as sr:
+        run = await sr.start({prompt!r}, provider="scripted")
+        {leave}
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("leave", "code"),
+    [
+        ("pass", 0),
+        ("raise RuntimeError", 1),
+        ("os.kill(os.getpid(), 9)", -signal.SIGKILL),
+    ],
+    ids=["the end of the block", "an error in the block", "a kill"],
+)
+def test_run_that_was_started_continues_after_the_program_leaves_at_once(
+    home: Path, tmp_path: Path, leave: str, code: int
+) -> None:
+    program = tmp_path / "left.py"
+    program.write_text(LEFT_AT_ONCE.format(leave=leave, prompt=script({"text": "here"})))
+    assert python(home, program).returncode == code
+
+    [found] = json.loads(steadyrun(home, "runs", "--json").stdout)["runs"]
+    tailed = events(steadyrun(home, "tail", found["run"], "-f", "--jsonl"))
+
+    assert tailed[-1]["type"] == "run.completed"
+    assert (only_run(home)["status"], only_run(home)["text"]) == ("completed", "here")

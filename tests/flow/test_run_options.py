@@ -125,7 +125,7 @@ def test_option_of_a_run_overrides_the_configuration_and_is_not_stored(
     assert not any(b"only-for-this-run" in each.read_bytes() for each in kept)
 
 
-def test_a_variable_may_be_taken_from_where_the_command_is_typed(tmp_path: Path) -> None:
+def test_option_env_passes_variables_of_the_caller(tmp_path: Path) -> None:
     said = steadyrun_command(
         tmp_path / "home", "run", "--provider", "shell", "--json",
         "--env", "WHERE", "--env", "WHO=me", "sh -c 'echo $WHERE $WHO $WHAT'",

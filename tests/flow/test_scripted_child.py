@@ -30,8 +30,8 @@ from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.providers.scripted.child.player import PLAY_STEPS
 from steadyrun.providers.scripted.child.script import STEPS
+from steadyrun.providers.scripted.child.steps import PLAY_STEPS
 from steadyrun.providers.scripted.dialect import Scripted, ScriptedOptions
 
 PATIENCE_SECONDS = 60.0
@@ -68,7 +68,7 @@ class Cli:
 
     def open(self) -> str:
         """Shake hands; return the resume token."""
-        self.tell(self.dialect.open(self.request))
+        self.send(self.dialect.open(self.request))
         [bound] = self.hear_until(lambda said: isinstance(said, ev.TokenBound))
         assert isinstance(bound, ev.TokenBound)
         return bound.token
@@ -76,7 +76,7 @@ class Cli:
     def begin(self, *steps: Any, text: str | None = None, **turn: Any) -> None:
         self._turns += 1
         asked = f"script:{json.dumps(steps)}" if text is None else text
-        self.tell(self.dialect.begin(Turn(f"t{self._turns}", asked, **turn)))
+        self.send(self.dialect.begin(Turn(f"t{self._turns}", asked, **turn)))
 
     def play(self, *steps: Any, **turn: Any) -> list[DialectOutput]:
         """Play one turn to its end; what was said in between, without its beginning."""
@@ -85,7 +85,7 @@ class Cli:
         assert said[0] == TurnBegan(f"t{self._turns}")
         return said[1:]
 
-    def tell(self, sends: list[Send]) -> None:
+    def send(self, sends: list[Send]) -> None:
         """Write what is to be said in one piece."""
         self.write(b"".join(send.raw + b"\n" for send in sends))
         for send in sends:
@@ -192,7 +192,7 @@ def done(text: str) -> TurnEnded:
     return TurnEnded("completed", text, cost=Cost())
 
 
-def test_a_prompt_without_a_script_is_answered_by_the_demo(cli: Cli) -> None:
+def test_prompt_without_a_script_is_answered_by_the_demo(cli: Cli) -> None:
     said = cli.play(text="tell me all")
 
     assert said == [
@@ -301,13 +301,13 @@ def test_usage_adds_up_and_missing_values_are_unknown(cli: Cli) -> None:
     assert (ended(said).usage, ended(said).cost) == (Usage(8), Cost(0.5, "known"))
 
 
-def test_the_next_turn_begins_its_account_anew(cli: Cli) -> None:
+def test_usage_of_a_turn_does_not_count_for_the_next(cli: Cli) -> None:
     cli.play({"text": "a"}, {"result": "b"}, {"usage": 3})
 
     assert cli.play() == [DONE]
 
 
-def test_a_rate_limit_tells_when_it_ends(cli: Cli) -> None:
+def test_rate_limit_has_the_time_of_its_end(cli: Cli) -> None:
     at = cli.play({"rate_limit": {"message": "slow down", "resets_at": 1800000000.5}})
     soon = cli.play({"rate_limit": {"resets_in": 3600}})
     never = cli.play("rate_limit")
@@ -322,7 +322,7 @@ def test_a_rate_limit_tells_when_it_ends(cli: Cli) -> None:
     assert (error_of(never).retry_at, error_of(absurd).retry_at) == (None, None)
 
 
-def test_a_flood_is_as_long_as_it_was_asked_for(cli: Cli) -> None:
+def test_flood_prints_the_requested_number_of_lines(cli: Cli) -> None:
     said = cli.play({"flood": {"count": 2345, "bytes": 50, "stderr": True}})
 
     texts = [each.text for each in said if isinstance(each, ev.TextFinal)]
@@ -331,7 +331,7 @@ def test_a_flood_is_as_long_as_it_was_asked_for(cli: Cli) -> None:
     assert (cli.directory / "stderr").read_text().splitlines() == texts
 
 
-def test_stderr_is_no_event(cli: Cli) -> None:
+def test_stderr_step_creates_no_event(cli: Cli) -> None:
     assert cli.play({"stderr": "oh"}) == [DONE]
     assert (cli.directory / "stderr").read_text() == "oh\n"
 
@@ -346,14 +346,14 @@ def test_stderr_is_no_event(cli: Cli) -> None:
         ({"crash": {"signal": 17, "code": 3}}, 3),
     ],
 )
-def test_a_crash_leaves_the_turn_open(cli: Cli, step: Any, code: int) -> None:
+def test_crash_leaves_the_turn_open(cli: Cli, step: Any, code: int) -> None:
     cli.begin({"text": "a"}, step, {"text": "b"})
 
     assert cli.hear_exit() == [TurnBegan("t1"), ev.TextFinal("a")]
     assert cli.process.returncode == code
 
 
-def test_the_last_line_may_lack_its_line_break(cli: Cli) -> None:
+def test_last_line_without_a_line_break_is_read(cli: Cli) -> None:
     cli.begin({"no_newline": {"text": "a", "code": 4}})
 
     assert cli.hear_exit() == [TurnBegan("t1"), ev.TextFinal("a")]
@@ -375,33 +375,33 @@ def test_the_last_line_may_lack_its_line_break(cli: Cli) -> None:
         {"flood": {"count": 10**9}},
     ],
 )
-def test_an_interrupt_ends_the_turn_and_not_the_process(cli: Cli, step: Any) -> None:
+def test_interrupt_ends_the_turn_and_not_the_process(cli: Cli, step: Any) -> None:
     cli.begin({"text": "go"}, step)
     cli.hear_until(lambda said: isinstance(said, ev.TextFinal))
     interrupt = cli.dialect.interrupt()
     assert interrupt
-    cli.tell([interrupt])
+    cli.send([interrupt])
 
     assert ended(cli.hear_end()).status == "cancelled"
     assert cli.play({"text": "alive"})[-1] == done("alive")
 
 
-def test_an_interrupt_that_comes_too_late_ends_nothing(cli: Cli) -> None:
+def test_interrupt_after_the_end_of_a_turn_has_no_effect(cli: Cli) -> None:
     cli.begin({"text": "quick"})
     interrupt = cli.dialect.interrupt()
     assert interrupt
     cli.hear_end()
-    cli.tell([interrupt])
+    cli.send([interrupt])
 
     assert cli.play({"text": "alive"})[-1] == done("alive")
 
 
-def test_a_process_that_hangs_hard_ends_by_a_signal_only(cli: Cli) -> None:
+def test_hard_hang_is_ended_only_by_sigterm(cli: Cli) -> None:
     cli.begin({"text": "go"}, {"hang": True})
     cli.hear_until(lambda said: isinstance(said, ev.TextFinal))
     interrupt = cli.dialect.interrupt()
     assert interrupt
-    cli.tell([interrupt])
+    cli.send([interrupt])
     cli.eof()
     cli.process.send_signal(signal.SIGINT)
     cli.process.send_signal(signal.SIGTERM)
@@ -410,7 +410,7 @@ def test_a_process_that_hangs_hard_ends_by_a_signal_only(cli: Cli) -> None:
     assert cli.process.returncode == -signal.SIGTERM
 
 
-def test_a_process_may_ignore_sigterm(cli: Cli, tmp_path: Path) -> None:
+def test_ignore_sigterm_step_survives_sigterm(cli: Cli, tmp_path: Path) -> None:
     cli.begin("ignore_sigterm", {"text": "go"}, {"until": str(tmp_path / "on")}, {"text": "alive"})
     cli.hear_until(lambda said: isinstance(said, ev.TextFinal))
     cli.process.send_signal(signal.SIGTERM)
@@ -449,7 +449,7 @@ def test_sigint_ends_an_idle_process(cli: Cli) -> None:
     assert cli.process.returncode == 0
 
 
-def test_who_stops_reading_ends_it(cli: Cli) -> None:
+def test_process_ends_when_its_output_is_closed(cli: Cli) -> None:
     cli.begin({"flood": 10**9})
     assert cli.process.stdout
     cli.process.stdout.close()
@@ -466,9 +466,9 @@ def offer(cli: Cli, text: str, name: str = "o1") -> Send:
     return send
 
 
-def test_an_offer_is_absorbed_between_steps(cli: Cli, tmp_path: Path) -> None:
+def test_offer_is_absorbed_between_steps(cli: Cli, tmp_path: Path) -> None:
     cli.begin({"until": str(tmp_path / "on")}, {"text": "b"})
-    cli.tell([offer(cli, "and this")])
+    cli.send([offer(cli, "and this")])
     (tmp_path / "on").touch()
 
     assert cli.hear_end() == [
@@ -482,11 +482,11 @@ def test_an_offer_is_absorbed_between_steps(cli: Cli, tmp_path: Path) -> None:
     assert recalled(cli.play("recall"))["earlier"][1:] == ["and this"]
 
 
-def test_an_offer_is_absorbed_when_a_tool_ends(cli: Cli) -> None:
+def test_offer_is_absorbed_when_a_tool_ends(cli: Cli) -> None:
     cli.begin({"approval": "T"})
     [*_, asked] = cli.hear_until(lambda said: isinstance(said, ev.ApprovalRequested))
     assert isinstance(asked, ev.ApprovalRequested)
-    cli.tell([offer(cli, "and this"), *cli.dialect.decide(asked.approval, Verdict(True))])
+    cli.send([offer(cli, "and this"), *cli.dialect.decide(asked.approval, Verdict(True))])
 
     assert [type(said) for said in cli.hear_end()] == [
         ev.FollowupOffered,
@@ -497,11 +497,11 @@ def test_an_offer_is_absorbed_when_a_tool_ends(cli: Cli) -> None:
     ]
 
 
-def test_an_offer_that_comes_too_late_is_a_turn_of_its_own(cli: Cli) -> None:
+def test_offer_after_the_last_step_becomes_its_own_turn(cli: Cli) -> None:
     begin = cli.dialect.begin(Turn("t1", 'script:[{"text":"a"}]'))
     cli.dialect.on_sent(Frame(begin[0].raw, 0))
     offers = [offer(cli, 'script:[{"text":"b"},{"text":"c"}]'), offer(cli, "me too", "o2")]
-    cli.tell([*begin, *offers])
+    cli.send([*begin, *offers])
 
     assert not cli.dialect.is_ready
     assert cli.hear_end()[-1] == done("a")
@@ -516,12 +516,12 @@ def test_an_offer_that_comes_too_late_is_a_turn_of_its_own(cli: Cli) -> None:
     assert cli.dialect.is_ready
 
 
-def test_an_offer_is_given_back_when_it_is_recalled(cli: Cli, tmp_path: Path) -> None:
+def test_recalled_offer_is_returned(cli: Cli, tmp_path: Path) -> None:
     cli.begin({"until": str(tmp_path / "on")}, {"text": "b"})
-    cli.tell([offer(cli, "and this")])
+    cli.send([offer(cli, "and this")])
     recall = cli.dialect.recall("o1")
     assert recall
-    cli.tell([recall])
+    cli.send([recall])
     [*_, returned] = cli.hear_until(lambda said: isinstance(said, ev.FollowupReturned))
     (tmp_path / "on").touch()
 
@@ -530,11 +530,11 @@ def test_an_offer_is_given_back_when_it_is_recalled(cli: Cli, tmp_path: Path) ->
     assert cli.dialect.recall("o1") is None
 
 
-def test_an_offer_is_given_back_when_the_turn_is_interrupted(cli: Cli) -> None:
+def test_offer_is_returned_when_the_turn_is_interrupted(cli: Cli) -> None:
     cli.begin("hang")
     interrupt = cli.dialect.interrupt()
     assert interrupt
-    cli.tell([offer(cli, "and this"), interrupt])
+    cli.send([offer(cli, "and this"), interrupt])
 
     assert cli.hear_end()[-2:] == [
         ev.FollowupReturned("o1", "and this", "interrupted"),
@@ -543,7 +543,7 @@ def test_an_offer_is_given_back_when_the_turn_is_interrupted(cli: Cli) -> None:
     assert cli.dialect.is_ready
 
 
-def test_nothing_can_be_offered_to_an_idle_process(cli: Cli) -> None:
+def test_offer_to_an_idle_process_is_refused(cli: Cli) -> None:
     assert cli.dialect.steer(Offer("o1", "hey")) == Refused("no turn is running")
 
 
@@ -555,7 +555,7 @@ def test_approval_answer_decides_the_outcome_of_the_tool(cli: Cli, is_allowed: b
     cli.begin({"approval": {"name": "Bash", "input": "ls", "output": "ok"}})
     [*_, asked] = cli.hear_until(lambda said: isinstance(said, ev.ApprovalRequested))
     assert isinstance(asked, ev.ApprovalRequested)
-    cli.tell(cli.dialect.decide(asked.approval, Verdict(is_allowed, "not now")))
+    cli.send(cli.dialect.decide(asked.approval, Verdict(is_allowed, "not now")))
 
     resolved, tool, _ = cli.hear_end()
 
@@ -568,7 +568,7 @@ def test_approval_answer_decides_the_outcome_of_the_tool(cli: Cli, is_allowed: b
         assert tool == ev.ToolFailed("call-1", "Bash", "ls", error="denied: not now")
 
 
-def test_only_the_default_mode_asks(start: Start) -> None:
+def test_full_auto_mode_requests_no_approval(start: Start) -> None:
     cli = start(mode="full_auto")
     cli.open()
 
@@ -587,12 +587,12 @@ def test_scripted_cli_starts_an_unprompted_turn(cli: Cli) -> None:
     assert recalled(cli.play("recall"))["earlier"][1:] == []
 
 
-def test_its_own_turn_can_be_interrupted(cli: Cli) -> None:
+def test_unprompted_turn_can_be_interrupted(cli: Cli) -> None:
     cli.play({"self_turn": ["hang"]})
     cli.hear_until(lambda said: said == TurnBegan(None))
     interrupt = cli.dialect.interrupt()
     assert interrupt
-    cli.tell([interrupt])
+    cli.send([interrupt])
 
     assert ended(cli.hear_end()).status == "cancelled"
 
@@ -609,7 +609,7 @@ def test_turn_sent_in_an_unprompted_turn_follows_it(cli: Cli, tmp_path: Path) ->
     assert cli.hear_end() == [TurnBegan("t9"), ev.TextFinal("asked"), done("asked")]
 
 
-def test_interrupting_a_turn_that_waits_ends_its_own_before_it(cli: Cli) -> None:
+def test_interrupt_of_a_waiting_turn_also_ends_the_unprompted_turn_before_it(cli: Cli) -> None:
     cli.play({"self_turn": ["hang"]})
     cli.hear_until(lambda said: said == TurnBegan(None))
     cli.write(b'{"type":"turn","key":"t9","text":"x"}\n{"type":"interrupt","turn":"t9"}\n')
@@ -621,7 +621,7 @@ def test_interrupting_a_turn_that_waits_ends_its_own_before_it(cli: Cli) -> None
 # -- memory
 
 
-def test_a_conversation_goes_on_in_a_new_process(start: Start) -> None:
+def test_conversation_continues_in_a_new_process(start: Start) -> None:
     first = start()
     token = first.open()
     first.play(text="my name is Ada")
@@ -637,27 +637,27 @@ def test_a_conversation_goes_on_in_a_new_process(start: Start) -> None:
 @pytest.mark.parametrize(
     ("content", "code"), [(None, "resume_not_found"), (b"{", "resume_corrupt")]
 )
-def test_a_conversation_that_cannot_be_read_fails_every_turn(
+def test_unreadable_conversation_fails_every_turn(
     start: Start, tmp_path: Path, content: bytes | None, code: str
 ) -> None:
     if content is not None:
         (tmp_path / "scripted").mkdir()
         (tmp_path / "scripted" / "scr_1.json").write_bytes(content)
     cli = start(resume="scr_1")
-    cli.tell(cli.dialect.open(cli.request))
+    cli.send(cli.dialect.open(cli.request))
 
     assert error_of(cli.play()).code == code
     assert error_of(cli.play()).code == code
 
 
-def test_a_token_is_no_path(start: Start) -> None:
+def test_resume_token_is_not_used_as_a_path(start: Start) -> None:
     cli = start(resume="../../etc/passwd")
-    cli.tell(cli.dialect.open(cli.request))
+    cli.send(cli.dialect.open(cli.request))
 
     assert error_of(cli.play()).code == "resume_not_found"
 
 
-def test_recall_tells_all_it_was_given(start: Start) -> None:
+def test_recall_step_prints_the_launch_options(start: Start) -> None:
     cli = start(system="be kind", model="m1", mode="plan")
     cli.open()
 
@@ -675,7 +675,7 @@ def test_recall_tells_all_it_was_given(start: Start) -> None:
 # -- limits and shapes
 
 
-def test_a_tool_that_is_not_allowed_fails(start: Start) -> None:
+def test_tool_that_is_not_allowed_fails(start: Start) -> None:
     cli = start(tools=("Read",))
     cli.open()
 
@@ -686,7 +686,7 @@ def test_a_tool_that_is_not_allowed_fails(start: Start) -> None:
     assert ended(said).status == "completed"
 
 
-def test_a_turn_may_use_so_many_tools_and_no_more(start: Start) -> None:
+def test_turn_with_more_tools_than_max_turns_fails(start: Start) -> None:
     cli = start(max_turns=1)
     cli.open()
 
@@ -694,7 +694,7 @@ def test_a_turn_may_use_so_many_tools_and_no_more(start: Start) -> None:
     assert error_of(cli.play({"tool": "Read"}, {"tool": "Read"})).code == "max_turns"
 
 
-def test_a_turn_may_cost_so_much_and_no_more(start: Start) -> None:
+def test_turn_above_max_cost_fails(start: Start) -> None:
     cli = start(max_cost_usd=1.0)
     cli.open()
     half = {"usage": {"cost_usd": 0.5}}
@@ -723,7 +723,7 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize("turn", [{"text": "plain"}, {}])
-def test_an_answer_has_the_shape_that_was_asked_for(cli: Cli, turn: dict[str, Any]) -> None:
+def test_structured_answer_matches_the_schema(cli: Cli, turn: dict[str, Any]) -> None:
     said = cli.play("structured", schema=SCHEMA, **turn)
 
     assert recalled(said) == {
@@ -746,11 +746,11 @@ def test_an_answer_has_the_shape_that_was_asked_for(cli: Cli, turn: dict[str, An
         ({"required": 5}, "schema_invalid"),
     ],
 )
-def test_a_shape_that_cannot_be_read_fails_the_turn(cli: Cli, schema: Any, code: str) -> None:
+def test_invalid_or_missing_schema_fails_the_turn(cli: Cli, schema: Any, code: str) -> None:
     assert error_of(cli.play("structured", schema=schema)).code == code
 
 
-def test_a_shape_without_end_is_given_one(cli: Cli) -> None:
+def test_recursive_schema_is_answered_with_null(cli: Cli) -> None:
     schema = {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}
     schema = {"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}, **schema}
 
@@ -787,7 +787,7 @@ def test_a_shape_without_end_is_given_one(cli: Cli) -> None:
         ),
     ],
 )
-def test_a_wrong_script_is_named_and_the_process_lives_on(
+def test_invalid_script_fails_the_turn_and_not_the_process(
     cli: Cli, script: str, problem: str
 ) -> None:
     error = error_of(cli.play(text=f"script:{script}"))
@@ -809,7 +809,7 @@ def test_a_wrong_script_is_named_and_the_process_lives_on(
         ("s.toml", 'turns = [[{text = "a"}], ["recall", {text = "b"}]]', ["a", "b", "b"]),
     ],
 )
-def test_a_file_is_played_for_every_prompt(
+def test_script_file_is_played_for_every_prompt(
     start: Start, tmp_path: Path, name: str, content: str, texts: list[str] | None
 ) -> None:
     (tmp_path / name).write_text(content)
@@ -834,7 +834,7 @@ def test_a_file_is_played_for_every_prompt(
         ("s.toml", b"steps = [{wait = 2020-01-01}]", "expected seconds to be a number"),
     ],
 )
-def test_a_wrong_file_is_named(
+def test_invalid_script_file_fails_the_turn_with_its_name(
     start: Start, tmp_path: Path, name: str, content: bytes | None, problem: str
 ) -> None:
     if content is not None:
@@ -898,7 +898,7 @@ def test_background_process_of_the_scripted_cli_outlives_it(cli: Cli) -> None:
     assert gone == [handle]
 
 
-def test_it_tells_how_it_is_called(cli: Cli) -> None:
+def test_child_without_arguments_prints_its_usage(cli: Cli) -> None:
     entry = cli.argv[:-2]
 
     asked = subprocess.run(entry, capture_output=True, check=False, timeout=PATIENCE_SECONDS)
@@ -919,7 +919,7 @@ def test_every_step_is_played_and_documented() -> None:
     assert PLAY_STEPS.keys() == STEPS.keys()
 
 
-def test_the_example_of_the_page_runs(start: Start, tmp_path: Path) -> None:
+def test_example_of_the_providers_page_runs(start: Start, tmp_path: Path) -> None:
     [example] = re.findall(r"```json\n(.*?)```", SECTION, re.DOTALL)
     (tmp_path / "s.json").write_text(example)
     cli = start(script="s.json", mode="full_auto")

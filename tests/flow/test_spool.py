@@ -16,12 +16,12 @@ from steadyrun.model.ids import AgentId, Ids
 from steadyrun.operations.spool import DrainReport, drain_spool, spool_call
 from steadyrun.stores.sqlite import SqliteStore
 from tests.support.commands import ROOT
-from tests.support.fake_daemon import desk_of
+from tests.support.fake_daemon import make_context
 
 ADA = Agent(AgentId("agt_1"), "ada", ("scripted",), home="/")
 
 
-async def hire(home: Path) -> None:
+async def add_agent(home: Path) -> None:
     store = await SqliteStore.open(home)
     await store.add_agent(ADA)
     await store.close()
@@ -30,7 +30,7 @@ async def hire(home: Path) -> None:
 async def drained(home: Path) -> tuple[DrainReport, list[str]]:
     """What came of the letters, and all that was asked, oldest first."""
     store = await SqliteStore.open(home)
-    found = await drain_spool(desk_of(store, home))
+    found = await drain_spool(make_context(store, home))
     items = await store.items(include_settled=True)
     await store.close()
     return found, [item.text for item in reversed(items)]
@@ -47,15 +47,15 @@ async def write(home: Path, *texts: str, agent: str = "ada") -> list[Path]:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     home = tmp_path / "home"
-    anyio.run(hire, home)
+    anyio.run(add_agent, home)
     return home
 
 
-def test_no_letters_are_nothing_to_do(home: Path) -> None:
+def test_empty_spool_is_drained_without_effect(home: Path) -> None:
     assert anyio.run(drained, home) == (DrainReport(), [])
 
 
-def test_letters_are_delivered_in_order_and_deleted(home: Path) -> None:
+def test_spooled_calls_are_delivered_in_order_and_deleted(home: Path) -> None:
     files = anyio.run(write, home, "one", "two", "three")
     modes = {stat.S_IMODE(file.stat().st_mode) for file in files}
 
@@ -72,7 +72,7 @@ def test_spooled_call_is_delivered_once_after_a_kill_in_delivery(home: Path) -> 
     [first, _] = anyio.run(write, home, "one", "two")
 
     killed = subprocess.run(
-        [sys.executable, ROOT / "tests/children/drain_letters.py", home],
+        [sys.executable, ROOT / "tests/children/spool_drainer.py", home],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT)},
         timeout=60,
@@ -117,7 +117,7 @@ def test_unreadable_spool_file_is_set_aside_and_the_others_are_delivered(
     assert (home / "letters" / "bad" / "0.json").read_bytes() == raw
 
 
-def test_half_a_letter_is_none(home: Path) -> None:
+def test_partly_written_spool_file_is_ignored(home: Path) -> None:
     (home / "letters").mkdir()
     (home / "letters" / "0.json.part").write_bytes(b'{"op":')
 

@@ -32,7 +32,7 @@ async def _until_cancelled(store: SqliteStore, item: ItemId, watch: Waiter) -> N
             await watch.wait()
 
 
-def test_absorbed_message_is_not_returned(tmp_path: Path) -> None:
+def test_message_offered_at_the_end_of_a_run_is_not_cancelled_by_steer(tmp_path: Path) -> None:
     """The holder has taken the message, the run ends, and only then its offer is recorded."""
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     config = load(home=tmp_path / "home", cwd=tmp_path, environ=environ)
@@ -65,8 +65,8 @@ def test_absorbed_message_is_not_returned(tmp_path: Path) -> None:
                     await store.change(claim, run, Finished(NOW, "completed"))
                     await _until_cancelled(store, item.id, watch)
                 offered = FollowupOffered(item.id, item.text)
-                told = Emitted(make_place("s", 1), 0, NOW, offered)
-                await store.append(claim, Batch(process.id, None, 0, 0, (told,)))
+                emitted = Emitted(make_place("s", 1), 0, NOW, offered)
+                await store.append(claim, Batch(process.id, None, 0, 0, (emitted,)))
         try:
             return item.id, (await store.item(item.id)).cancel_requested
         finally:

@@ -36,8 +36,8 @@ from steadyrun.model.item import Claim, Lease, Message
 from steadyrun.model.run import Created, Orphaned
 from steadyrun.store import Lane
 from steadyrun.stores.sqlite import SqliteStore
-from tests.children.crash_writer import Accept, Begin, Hire, Op, Orders
-from tests.flow.crash_guess import Absent, Done, Seen, apply_open
+from tests.children.crash_writer import Accept, CreateRun, Op, Orders, StartDirect
+from tests.flow.crash_detection import Absent, Done, Seen, apply_open
 from tests.flow.crash_model import RESULTS, Model
 
 CHILD = Path(__file__).parents[1] / "children" / "crash_writer.py"
@@ -49,7 +49,7 @@ MAY_CHANGE_NOTHING = {
     "cancel",
     "start",
     "offer_followups",
-    "start_unprompted",
+    "continue_with",
     "release_lane",
     "retry",
 }
@@ -60,14 +60,14 @@ _results = {kind: msgspec.json.Decoder(result) for kind, result in RESULTS.items
 
 
 @dataclass
-class Heard:
-    """What a child said of its writes before it died."""
+class ChildOutput:
+    """What a child printed about its writes before it was killed."""
 
     acked: list[tuple[Op, Any]] = field(default_factory=list)
     open: dict[int, Op] = field(default_factory=dict)
     lines: int = 0
 
-    def hear(self, line: bytes) -> None:
+    def read_line(self, line: bytes) -> None:
         word, number, body = line.split(b" ", 2)
         self.lines += 1
         if word == b"open":
@@ -81,7 +81,7 @@ class Child:
     """A writer in a process of its own, started early and waiting for its orders."""
 
     def __init__(self, home: Path, errors: Path) -> None:
-        self.heard = Heard()
+        self.output = ChildOutput()
         self._rest = b""
         self._errors = errors
         with errors.open("wb") as stderr:
@@ -100,15 +100,15 @@ class Child:
     def listen(self, *, until_lines: int | None = None, seconds: float = PATIENCE_SECONDS) -> None:
         """Hear it until it said so much, or that long; to its last word if it is dead."""
         limit = time.monotonic() + seconds
-        while until_lines is None or self.heard.lines < until_lines:
-            if not self._hear_some(limit - time.monotonic()):
+        while until_lines is None or self.output.lines < until_lines:
+            if not self._read_some(limit - time.monotonic()):
                 return
 
     def listen_to_first_ack(self) -> None:
         limit = time.monotonic() + PATIENCE_SECONDS
-        while not self.heard.acked and self._hear_some(limit - time.monotonic()):
+        while not self.output.acked and self._read_some(limit - time.monotonic()):
             pass
-        assert self.heard.acked, self._errors.read_text()
+        assert self.output.acked, self._errors.read_text()
 
     def kill(self) -> None:
         """Kill it, wait for its end, and hear what it said until then."""
@@ -124,7 +124,7 @@ class Child:
             assert pipe is not None
             pipe.close()
 
-    def _hear_some(self, seconds: float) -> bool:
+    def _read_some(self, seconds: float) -> bool:
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         if not select.select([pipe], [], [], max(seconds, 0))[0]:
@@ -133,7 +133,7 @@ class Child:
         # A line that was cut off by the kill was not said: it comes last and is left over.
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self.heard.hear(line)
+            self.output.read_line(line)
         return bool(data)
 
 
@@ -161,7 +161,7 @@ class Tally:
         )
 
 
-def test_a_killed_writer_loses_nothing_acknowledged_and_halves_nothing(
+def test_killed_writer_loses_no_acknowledged_write_and_leaves_no_partial_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kills = _from_environment("STEADYRUN_CRASH_KILLS", 200)
@@ -170,7 +170,7 @@ def test_a_killed_writer_loses_nothing_acknowledged_and_halves_nothing(
     anyio.run(_add_agents, home, model)
 
     try:
-        with _nursery(home, tmp_path) as children:
+        with _prestart_children(home, tmp_path) as children:
             repeat: list[Message] = []
             while tally.kills < kills:
                 repeat = _round(home, model, tally, dice, next(children), repeat)
@@ -197,61 +197,61 @@ def _round(
         child.order(Orders(number, dice.getrandbits(32), AGENTS, repeat))
         child.listen_to_first_ack()
         if dice.random() < 0.5:
-            child.listen(until_lines=child.heard.lines + dice.randrange(250))
+            child.listen(until_lines=child.output.lines + dice.randrange(250))
         child.listen(seconds=dice.random() * 0.02)
         child.kill()
-        ops = list(child.heard.open.values())
-        _count(tally, child.heard)
-        anyio.run(_verify, home, model, tally, child.heard)
-    acked = [op.message for op, _ in child.heard.acked if isinstance(op, Accept)]
+        ops = list(child.output.open.values())
+        _count(tally, child.output)
+        anyio.run(_verify, home, model, tally, child.output)
+    acked = [op.message for op, _ in child.output.acked if isinstance(op, Accept)]
     said = [op.message for op in ops if isinstance(op, Accept)] + acked[-2:]
     return [message for message in said if message.key is not None]
 
 
-def _count(tally: Tally, heard: Heard) -> None:
+def _count(tally: Tally, output: ChildOutput) -> None:
     """Only a kill that came amid the writing counts."""
-    if heard.acked and heard.open:
+    if output.acked and output.open:
         tally.kills += 1
-        tally.acked += len(heard.acked)
+        tally.acked += len(output.acked)
     else:
         tally.uncounted += 1
 
 
-async def _verify(home: Path, model: Model, tally: Tally, heard: Heard) -> None:
+async def _verify(home: Path, model: Model, tally: Tally, output: ChildOutput) -> None:
     events_before = len(model.log)
-    for op, result in heard.acked:
+    for op, result in output.acked:
         model.apply(op, result)
-    holder = heard.acked[0][1].id
+    holder = output.acked[0][1].id
     store = await SqliteStore.open(home)
     try:
         assert await store.check() == []
-        seen = await _look(store, model, heard)
-        guesses = apply_open(model, seen, heard.open.values())
-        for op, guess in zip(heard.open.values(), guesses, strict=True):
+        seen = await _look(store, model, output)
+        detections = apply_open(model, seen, output.open.values())
+        for op, detection in zip(output.open.values(), detections, strict=True):
             verb = str(op.__struct_config__.tag)
             tally.open[verb] += 1
-            tally.happened[verb] += isinstance(guess, Done)
-            assert isinstance(guess, (Done, Absent)) or verb in MAY_CHANGE_NOTHING
+            tally.happened[verb] += isinstance(detection, Done)
+            assert isinstance(detection, (Done, Absent)) or verb in MAY_CHANGE_NOTHING
         _compare(model, seen)
         await _compare_events(store, model, after=events_before)
         await _take_over(store, model, tally, holder)
-        _compare(model, await _look(store, model, heard))
+        _compare(model, await _look(store, model, output))
         model.compared()
     finally:
         await store.close()
 
 
-async def _look(store: SqliteStore, model: Model, heard: Heard) -> Seen:
+async def _look(store: SqliteStore, model: Model, output: ChildOutput) -> Seen:
     """Read all that was touched, and everything newer than the model knows of."""
-    touched = len(model.fresh_items) + len(heard.open) + 1
+    touched = len(model.fresh_items) + len(output.open) + 1
     items = {i.id: i for i in await store.items(include_settled=True, limit=touched)}
     items |= {i.id: i for i in await store.items(limit=ALL)}
     for item in model.fresh_items - items.keys():
         items[item] = await store.item(item)
-    runs = {r.id: r for r in await store.runs(limit=len(model.fresh_runs) + len(heard.open) + 1)}
-    processes = {p.id: p for p in await store.open_processes()}
+    runs = {r.id: r for r in await store.runs(limit=len(model.fresh_runs) + len(output.open) + 1)}
+    processes = {p.id: p for p in await store.processes()}
     holders = {h.id: h for h in await store.holders()}
-    hired = [op.agent.id for op in heard.open.values() if isinstance(op, Hire)]
+    hired = [op.agent.id for op in output.open.values() if isinstance(op, StartDirect)]
     lanes = {lane.agent: lane for lane in [await _lane(store, a) for a in (*model.lanes, *hired)]
              if lane}  # fmt: skip
     gates = {gate.provider: gate for gate in await store.gates()}
@@ -308,8 +308,8 @@ async def _take_over(store: SqliteStore, model: Model, tally: Tally, dead: Holde
     stale = model.reap(dead, heir.id, lost)
     tally.reaped += len(lost)
     tally.warm += sum(not isinstance(each.lease, Claim) for each in lost)
-    for n, hold in enumerate(stale):
-        await _refused(store, hold, n)
+    for n, lease in enumerate(stale):
+        await _refused(store, lease, n)
     for each in lost:
         await _finish(store, model, each.lease)
     await store.leave(heir.id)
@@ -321,7 +321,7 @@ async def _refused(store: SqliteStore, stale: Lease, n: int) -> None:
     verbs: list[Callable[[], Awaitable[object]]] = [
         lambda: store.append(stale, batch),
         lambda: store.release_lane(stale),
-        lambda: store.start_unprompted(stale, Message(stale.agent, "late", "self")),
+        lambda: store.continue_with(stale.to_lease(), Message(stale.agent, "late", "self")),
     ]
     if isinstance(stale, Claim):
         verbs += _claimed(store, stale)
@@ -334,21 +334,21 @@ def _claimed(store: SqliteStore, stale: Claim) -> list[Callable[[], Awaitable[ob
         lambda: store.settle(stale, Orphaned(stale.item.created_at), keep_warm=True),
         lambda: store.settle(stale, Orphaned(stale.item.created_at)),
         lambda: store.offer_followups(stale, 100),
-        lambda: store.absorb(stale, stale.item.id),
+        lambda: store.close_offer(stale, stale.item.id, "absorbed"),
     ]
 
 
-async def _finish(store: SqliteStore, model: Model, hold: Lease) -> None:
-    if not isinstance(hold, Claim):
-        await store.release_lane(hold)
-        model.let_go(hold)
+async def _finish(store: SqliteStore, model: Model, lease: Lease) -> None:
+    if not isinstance(lease, Claim):
+        await store.release_lane(lease)
+        model.release_lane(lease)
         return
-    orphaned = Orphaned(hold.item.created_at)
-    if hold.item.run is None:
+    orphaned = Orphaned(lease.item.created_at)
+    if lease.item.run is None:
         run = Ids(SystemClock().now).make_run()
-        created = Created(run, hold.agent, hold.item.id, "claude", hold.item.created_at)
-        model.apply(Begin(hold, created), await store.change(hold, run, created))
-    model.settle(hold, orphaned, await store.settle(hold, orphaned))
+        created = Created(run, lease.agent, lease.item.id, "claude", lease.item.created_at)
+        model.apply(CreateRun(lease, created), await store.change(lease, run, created))
+    model.settle(lease, orphaned, await store.settle(lease, orphaned))
 
 
 async def _add_agents(home: Path, model: Model) -> None:
@@ -371,7 +371,7 @@ async def _compare_everything(home: Path, model: Model) -> None:
             seqs = sorted(item.seq for item in items if item.agent == agent)
             assert seqs == list(range(1, len(seqs) + 1))
         assert {run.id: run for run in await store.runs(limit=ALL)} == model.runs
-        processes = await store.open_processes()
+        processes = await store.processes()
         assert {process.id: process for process in processes} == model.processes
         await _compare_events(store, model, after=0)
         assert len({event for event, _ in model.log}) == len(model.log)
@@ -382,7 +382,7 @@ async def _compare_everything(home: Path, model: Model) -> None:
 
 
 @contextlib.contextmanager
-def _nursery(home: Path, place: Path) -> Iterator[Iterator[Child]]:
+def _prestart_children(home: Path, place: Path) -> Iterator[Iterator[Child]]:
     """Children one after the other, the next ones starting while one is at work."""
     children: deque[Child] = deque()
 

@@ -37,7 +37,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Created
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.store_conformance.fixtures import claim_lanes
-from tests.children.disk_filler import Story
+from tests.children.disk_filler import DiskReport
 from tests.support.require import require
 
 CHILDREN = Path(__file__).parents[1] / "children"
@@ -53,8 +53,8 @@ READS: dict[str, Verb] = {
     "items": lambda s: s.items(include_settled=True, limit=ALL),
     "open items": lambda s: s.items(limit=ALL),
     "runs": lambda s: s.runs(limit=ALL),
-    "usage": lambda s: s.usage(),
-    "open processes": lambda s: s.open_processes(),
+    "usage": lambda s: s.usage("agent"),
+    "open processes": lambda s: s.processes(),
     "events": lambda s: s.events(limit=ALL),
     "last events": lambda s: s.events(agent=AGENT, limit=ALL, newest=True),
     "known": lambda s: s.lane_snapshots({AGENT: RunId("run_1")}),
@@ -64,7 +64,7 @@ READS: dict[str, Verb] = {
 WRITES: dict[str, Verb] = {
     "accept": lambda s: s.accept(Message(AGENT, "more")),
     "accept a key": lambda s: s.accept(Message(AGENT, "more", key="again")),
-    "pause": lambda s: s.pause(AGENT),
+    "pause": lambda s: s.set_paused(AGENT, is_paused=True),
     "start": lambda s: _joined(s, lambda holder: claim_lanes(s, holder)),
     "reap": lambda s: _joined(s, s.reap),
     "add an agent": lambda s: s.add_agent(Agent(AgentId("agt_2"), "two", ("claude",), "/")),
@@ -117,7 +117,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- the file is not what it should be
 
 
-def test_garbage_is_refused_and_left_alone(home: Path) -> None:
+def test_file_that_is_not_a_database_is_refused_and_unchanged(home: Path) -> None:
     garbage = random.Random(1).randbytes(12_000)
     _put(home, garbage)
 
@@ -130,9 +130,7 @@ def test_garbage_is_refused_and_left_alone(home: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 50, 99, 100, 511, 512, 1000])
-def test_a_file_cut_off_in_its_first_page_is_refused_and_left_alone(
-    filled: Path, size: int
-) -> None:
+def test_file_truncated_in_its_first_page_is_refused_and_unchanged(filled: Path, size: int) -> None:
     stump = _database(filled).read_bytes()[:size]
     _put(filled, stump)
 
@@ -142,7 +140,7 @@ def test_a_file_cut_off_in_its_first_page_is_refused_and_left_alone(
     assert _database(filled).read_bytes() == stump
 
 
-def test_an_empty_file_becomes_a_store(home: Path) -> None:
+def test_empty_file_becomes_a_store(home: Path) -> None:
     _put(home, b"")
 
     _open(home)
@@ -156,7 +154,7 @@ def test_an_empty_file_becomes_a_store(home: Path) -> None:
     }
 
 
-def test_a_file_whose_pages_are_damaged_says_so_in_every_verb(filled: Path) -> None:
+def test_every_verb_reports_a_file_whose_pages_are_all_damaged(filled: Path) -> None:
     whole = _database(filled).read_bytes()
     page = _page_bytes(whole)
     noise = random.Random(1).randbytes(len(whole) - page)
@@ -167,7 +165,7 @@ def test_a_file_whose_pages_are_damaged_says_so_in_every_verb(filled: Path) -> N
     assert outcomes == dict.fromkeys(READS | WRITES, "StoreCorrupt")
 
 
-def test_a_truncated_file_says_so_in_every_verb_that_misses_something(filled: Path) -> None:
+def test_verbs_that_read_missing_pages_report_a_truncated_file(filled: Path) -> None:
     whole = _database(filled).read_bytes()
     page = _page_bytes(whole)
     _put(filled, whole[: len(whole) // 2 // page * page])
@@ -179,7 +177,7 @@ def test_a_truncated_file_says_so_in_every_verb_that_misses_something(filled: Pa
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_damage_anywhere_is_either_not_met_or_named(filled: Path, seed: int) -> None:
+def test_random_damage_is_either_not_read_or_reported(filled: Path, seed: int) -> None:
     dice = random.Random(seed)
     content = bytearray(_database(filled).read_bytes())
     start = dice.randrange(_page_bytes(content), len(content) - 200)
@@ -192,7 +190,7 @@ def test_damage_anywhere_is_either_not_met_or_named(filled: Path, seed: int) -> 
 
 
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
-def test_the_database_of_another_program_is_refused_and_left_alone(home: Path, mode: str) -> None:
+def test_database_of_another_program_is_refused_and_unchanged(home: Path, mode: str) -> None:
     home.mkdir()
     with contextlib.closing(sqlite3.connect(_database(home))) as connection:
         connection.execute(f"PRAGMA journal_mode = {mode}")
@@ -207,7 +205,7 @@ def test_the_database_of_another_program_is_refused_and_left_alone(home: Path, m
     assert _content(home) == before
 
 
-def test_a_store_of_a_later_version_is_refused_and_left_alone(filled: Path) -> None:
+def test_store_of_a_later_version_is_refused_and_unchanged(filled: Path) -> None:
     with contextlib.closing(sqlite3.connect(_database(filled))) as connection:
         [known] = connection.execute("PRAGMA user_version").fetchone()
         connection.execute(f"PRAGMA user_version = {known + 1}")
@@ -223,7 +221,7 @@ def test_a_store_of_a_later_version_is_refused_and_left_alone(filled: Path) -> N
 # -- the place is not what it should be
 
 
-def test_a_directory_in_place_of_the_file_is_unusable(home: Path) -> None:
+def test_directory_in_place_of_the_file_is_unusable(home: Path) -> None:
     _database(home).mkdir(parents=True)
 
     with pytest.raises(StoreUnusable) as refused:
@@ -232,7 +230,7 @@ def test_a_directory_in_place_of_the_file_is_unusable(home: Path) -> None:
     assert str(_database(home)) in str(refused.value)
 
 
-def test_a_file_in_place_of_the_home_is_unusable(home: Path) -> None:
+def test_file_in_place_of_the_home_is_unusable(home: Path) -> None:
     home.write_text("not a directory")
 
     with pytest.raises(StoreUnusable):
@@ -241,7 +239,7 @@ def test_a_file_in_place_of_the_home_is_unusable(home: Path) -> None:
     assert home.read_text() == "not a directory"
 
 
-def test_a_home_that_may_not_be_written_is_unusable(home: Path) -> None:
+def test_unwritable_empty_home_is_unusable(home: Path) -> None:
     home.mkdir()
     home.chmod(0o500)
 
@@ -252,7 +250,7 @@ def test_a_home_that_may_not_be_written_is_unusable(home: Path) -> None:
     assert list(home.iterdir()) == []
 
 
-def test_a_store_whose_directory_may_not_be_written_is_unusable(filled: Path) -> None:
+def test_store_in_an_unwritable_directory_is_unusable(filled: Path) -> None:
     before = _content(filled)
     filled.chmod(0o500)
 
@@ -263,7 +261,7 @@ def test_a_store_whose_directory_may_not_be_written_is_unusable(filled: Path) ->
     assert _content(filled) == before
 
 
-def test_a_store_whose_file_may_not_be_written_is_unusable(filled: Path) -> None:
+def test_store_with_an_unwritable_file_is_unusable(filled: Path) -> None:
     before = _content(filled)
     _database(filled).chmod(0o400)
 
@@ -273,7 +271,7 @@ def test_a_store_whose_file_may_not_be_written_is_unusable(filled: Path) -> None
     assert _content(filled) == before
 
 
-def test_a_full_disk_is_named_and_writing_goes_on_once_there_is_room(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_writes_continue_when_there_is_space(tmp_path: Path) -> None:
     require("unshare", _can_mount(tmp_path), "no tmpfs can be mounted in a namespace of one's own")
     script = 'mount -t tmpfs -o size=40m none "$0" && exec "$1" "$2" "$0/home"'
     filler = str(CHILDREN / "disk_filler.py")
@@ -285,7 +283,7 @@ def test_a_full_disk_is_named_and_writing_goes_on_once_there_is_room(tmp_path: P
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
-    story = msgspec.json.decode(done.stdout, type=Story)
+    story = msgspec.json.decode(done.stdout, type=DiskReport)
 
     assert {(code, retryable) for code, retryable, _ in story.errors} == {("store_full", True)}
     assert len(story.errors) == 7, "each of the writers has met it"
@@ -301,7 +299,7 @@ def test_a_full_disk_is_named_and_writing_goes_on_once_there_is_room(tmp_path: P
 # -- opening is disturbed
 
 
-def test_a_first_opening_that_is_killed_is_made_good_by_the_next(
+def test_first_opening_that_was_killed_is_completed_by_the_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dice, found = random.Random(5), Counter[str]()
@@ -322,7 +320,7 @@ def test_a_first_opening_that_is_killed_is_made_good_by_the_next(
     assert found["begun"] > 0
 
 
-def test_ten_processes_may_open_a_fresh_home_at_once(home: Path) -> None:
+def test_ten_processes_open_a_new_home_at_once(home: Path) -> None:
     with contextlib.ExitStack() as stack:
         openers = [stack.enter_context(_started(home)) for _ in range(10)]
         assert [_hear(opener) for opener in openers] == ["ready"] * 10

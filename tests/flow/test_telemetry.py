@@ -60,7 +60,7 @@ def named(spans: list[Seen]) -> dict[str, Seen]:
     return {seen.name: seen for seen in spans}
 
 
-def test_a_run_is_a_span_with_its_usage_and_each_tool_is_one_below_it(
+def test_run_is_exported_as_a_span_with_a_child_span_for_each_tool(
     home: CliHome, collector: Collector
 ) -> None:
     configure(home, collector.endpoint, f'headers = {{ authorization = "Bearer {HEADER}" }}')
@@ -73,25 +73,25 @@ def test_a_run_is_a_span_with_its_usage_and_each_tool_is_one_below_it(
     run, bash, read = (
         spans[name] for name in ("invoke_agent ada", "execute_tool Bash", "execute_tool Read")
     )
-    [told] = home.runs()
+    [stored] = home.runs()
     assert run.attributes == {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.provider.name": "scripted",
         "gen_ai.agent.name": "ada",
-        "gen_ai.conversation.id": told.resume_token,
+        "gen_ai.conversation.id": stored.resume_token,
         "gen_ai.request.model": "model-1",
         "gen_ai.response.model": "model-9",
         "gen_ai.usage.input_tokens": 317,
         "gen_ai.usage.output_tokens": 42,
         "gen_ai.usage.cache_read.input_tokens": 300,
         "gen_ai.usage.cache_creation.input_tokens": 7,
-        "steadyrun.run": told.id,
+        "steadyrun.run": stored.id,
         "steadyrun.item": item,
         "steadyrun.status": "completed",
         "steadyrun.cost.usd": 0.25,
-        "steadyrun.cost.kind": told.cost.kind,
+        "steadyrun.cost.kind": stored.cost.kind,
     }
-    assert told.resume_token
+    assert stored.resume_token
     assert run.span.kind == run.span.SPAN_KIND_CLIENT
     assert (run.span.parent_span_id, run.is_error) == (b"", False)
     for tool in (bash, read):
@@ -143,7 +143,7 @@ def test_telemetry_with_content_sends_prompts_tools_and_replies(
     assert OUTPUT_WORD in failed["gen_ai.tool.call.result"]
 
 
-def test_also_with_content_secrets_stay_here(home: CliHome, collector: Collector) -> None:
+def test_telemetry_with_content_sends_no_secrets(home: CliHome, collector: Collector) -> None:
     configure(home, collector.endpoint, "content = true", f'headers = {{ x-team = "{HEADER}" }}')
     token = "ghp_" + "a1B2" * 10
     home.add_agent("ada")
@@ -159,7 +159,7 @@ def test_also_with_content_secrets_stay_here(home: CliHome, collector: Collector
     assert HEADER not in (home.place / "log").read_text()
 
 
-def test_a_daemon_that_was_killed_in_a_run_tells_each_span_once(
+def test_each_span_is_sent_once_when_the_daemon_is_killed_in_a_run(
     home: CliHome, collector: Collector
 ) -> None:
     configure(home, collector.endpoint)
@@ -174,7 +174,7 @@ def test_a_daemon_that_was_killed_in_a_run_tells_each_span_once(
     )
     collector.wait(1)
     done = next(e for e in home.events() if isinstance(e.event, ev.ToolCompleted))
-    eventually(lambda: told_up_to(home) >= done.cursor, "that it is written down as sent")
+    eventually(lambda: read_export_cursor(home) >= done.cursor, "that it is written down as sent")
     end_daemon(first, signal.SIGKILL)
 
     second = home.up()
@@ -195,7 +195,7 @@ def test_a_daemon_that_was_killed_in_a_run_tells_each_span_once(
     assert run.attributes["steadyrun.item"]
 
 
-def told_up_to(home: CliHome) -> int:
+def read_export_cursor(home: CliHome) -> int:
     found: bytes | None = home.read(lambda store: store.get(CURSOR))
     return int(found or 0)
 
@@ -219,7 +219,7 @@ def test_next_daemon_exports_the_runs_that_ended_without_an_exporter(
     assert run.attributes["steadyrun.item"] == item
 
 
-def test_a_collector_that_is_not_there_is_a_fact_and_no_trouble(home: CliHome) -> None:
+def test_missing_collector_is_logged_and_runs_complete(home: CliHome) -> None:
     with collecting() as gone:
         configure(home, gone.endpoint)
     home.add_agent("ada")
@@ -229,7 +229,7 @@ def test_a_collector_that_is_not_there_is_a_fact_and_no_trouble(home: CliHome) -
 
     eventually(lambda: all(home.item(i).status == "completed" for i in items), "their end")
     log = home.place / "log"
-    eventually(lambda: "telemetry.failed" in log.read_text(), "that it is told")
+    eventually(lambda: "telemetry.failed" in log.read_text(), "that the failure is logged")
     assert end_daemon(daemon, signal.SIGTERM) == 0
     said = log.read_text()
     assert "Traceback" not in said
@@ -238,7 +238,7 @@ def test_a_collector_that_is_not_there_is_a_fact_and_no_trouble(home: CliHome) -
     assert "Failed to export" not in said
 
 
-def test_collector_that_never_answers_delays_nothing(home: CliHome) -> None:
+def test_collector_that_never_answers_delays_no_run(home: CliHome) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         configure(home, f"http://127.0.0.1:{silent.getsockname()[1]}")
         home.add_agent("ada")
@@ -262,9 +262,9 @@ def test_daemon_exports_a_run_of_another_process(home: CliHome, collector: Colle
 
     done = home.run("run", "--provider", "scripted", 'script:[{"text": "done"}]')
 
-    [run], [told] = collector.wait(1), home.runs()
+    [run], [stored] = collector.wait(1), home.runs()
     assert done.returncode == 0
-    assert run.attributes["steadyrun.run"] == told.id
+    assert run.attributes["steadyrun.run"] == stored.id
 
 
 def test_remaining_spans_are_sent_before_the_daemon_ends(
@@ -303,7 +303,7 @@ def test_daemon_without_the_package_names_what_to_install(home: CliHome) -> None
     assert not (home.path / "store.db").exists()
 
 
-def test_a_header_whose_variable_is_not_set_is_named_at_the_start(home: CliHome) -> None:
+def test_unset_variable_of_a_header_is_reported_at_the_start(home: CliHome) -> None:
     configure(home, "http://127.0.0.1:4318", 'headers = { authorization = "Bearer ${TOKEN}" }')
 
     done = home.run("up")
@@ -312,7 +312,7 @@ def test_a_header_whose_variable_is_not_set_is_named_at_the_start(home: CliHome)
     assert "telemetry.headers.authorization needs the environment variable TOKEN" in done.stderr
 
 
-def test_a_daemon_that_exports_nothing_does_not_load_the_packages() -> None:
+def test_opentelemetry_is_not_imported_by_the_daemon_modules() -> None:
     program = (
         "import sys, steadyrun.app.daemon, steadyrun.cli.commands.up\n"
         "import steadyrun.telemetry.exporter\n"

@@ -35,7 +35,7 @@ def ended(place: Path, config: str, prompt: str, provider: str = "scripted") -> 
 
 
 @pytest.mark.parametrize("command", ["exec sleep 600", "echo complaint >&2; cat >&2"])
-def test_a_cli_that_never_answers_is_given_up(tmp_path: Path, command: str) -> None:
+def test_cli_that_prints_no_output_is_ended_as_a_hang(tmp_path: Path, command: str) -> None:
     program = f'[providers.scripted]\ncommand = ["/bin/sh", "-c", "{command}"]\n'
     config = f"[clocks]\nhang_seconds = 0.5\n{program}"
 
@@ -44,7 +44,7 @@ def test_a_cli_that_never_answers_is_given_up(tmp_path: Path, command: str) -> N
     assert (run.status, run.stop_reason) == ("failed", "hang")
 
 
-def test_a_turn_without_a_word_is_ended(tmp_path: Path) -> None:
+def test_turn_without_output_ends_with_an_idle_timeout(tmp_path: Path) -> None:
     config = "[clocks]\nidle_seconds = 0.5\n"
 
     run = ended(tmp_path, config, 'script:[{"text":"one"},"hang"]')
@@ -55,7 +55,7 @@ def test_a_turn_without_a_word_is_ended(tmp_path: Path) -> None:
     assert re.fullmatch(r"no output for \d+ms", run.error.message)
 
 
-def test_a_one_shot_that_prints_nothing_is_a_stall(tmp_path: Path) -> None:
+def test_one_shot_without_output_ends_as_a_stall(tmp_path: Path) -> None:
     program = '[providers.claude]\ncommand = ["/bin/sh", "-c", "exec sleep 600"]\n'
     config = f"[clocks]\nstall_seconds = 0.5\n{program}options = {{ one_shot = true }}\n"
 
@@ -66,7 +66,7 @@ def test_a_one_shot_that_prints_nothing_is_a_stall(tmp_path: Path) -> None:
     assert re.fullmatch(r"stream stall: no output for \d+ms", run.error.message)
 
 
-def test_a_clock_that_is_set_to_nothing_never_rings(tmp_path: Path) -> None:
+def test_timeout_of_zero_never_ends_a_run(tmp_path: Path) -> None:
     config = (
         "[clocks]\nidle_seconds = 0\nhang_seconds = 0\nstall_seconds = 0\nwarning_seconds = 0\n"
     )

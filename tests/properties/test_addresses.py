@@ -117,7 +117,9 @@ def wrapped(address: IPv4Address) -> list[IPv6Address]:
 
 @settings(max_examples=500)
 @given(closed_4, st.data())
-def test_no_way_to_write_it_leads_inside(address: IPv4Address, data: st.DataObject) -> None:
+def test_no_notation_of_a_private_address_is_accepted(
+    address: IPv4Address, data: st.DataObject
+) -> None:
     text = data.draw(numbers(address))
     assert socket.inet_aton(text) == address.packed
 
@@ -127,7 +129,7 @@ def test_no_way_to_write_it_leads_inside(address: IPv4Address, data: st.DataObje
 
 
 @given(closed_4, st.booleans())
-def test_no_wrapping_hides_it(address: IPv4Address, is_long: bool) -> None:
+def test_wrapped_private_address_is_refused(address: IPv4Address, is_long: bool) -> None:
     for each in wrapped(address):
         text = each.exploded.upper() if is_long else str(each)
 
@@ -153,7 +155,7 @@ def test_only_public_addresses_are_accepted(
 
 
 @given(any_4.filter(is_open))
-def test_a_wrapper_that_is_in_use_leads_where_it_leads(address: IPv4Address) -> None:
+def test_wrapped_public_address_is_accepted(address: IPv4Address) -> None:
     for prefix in (0xFFFF << 32, 0x64FF9B << 96):
         text = str(IPv6Address(prefix | int(address)))
 
@@ -161,7 +163,7 @@ def test_a_wrapper_that_is_in_use_leads_where_it_leads(address: IPv4Address) -> 
 
 
 @given(st.lists(any_4.filter(is_open).map(str), max_size=4), closed_4, st.data())
-def test_one_address_inside_spoils_the_answer(
+def test_one_private_address_in_the_answer_is_refused(
     others: list[str], closed: IPv4Address, data: st.DataObject
 ) -> None:
     place = data.draw(st.integers(0, len(others)))
@@ -174,7 +176,7 @@ def test_one_address_inside_spoils_the_answer(
 @given(
     st.text(max_size=40), st.sampled_from(["", "https://", "https://a", "https://a@", "https://["])
 )
-def test_any_text_is_taken_or_refused_by_name(text: str, beginning: str) -> None:
+def test_any_text_is_resolved_or_refused(text: str, beginning: str) -> None:
     """Nothing else is raised, and a host that is taken can be written down anywhere."""
 
     async def lookup(host: str, port: int) -> Sequence[str]:

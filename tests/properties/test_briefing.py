@@ -18,14 +18,16 @@ from steadyrun.model.event import (
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
+from steadyrun.model.secret import Scrubber
 from steadyrun.runtime.prompt.briefing import (
-    LARGEST_BRIEFING_BYTES,
     Handover,
     MissedRun,
     write_briefing,
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+# The promise of `write_briefing`.
+LARGEST_BRIEFING_BYTES = 16 * 1024
 # All line separators, our own markers, half a character, and long texts.
 BREAKS = ["\n", "\r", "\x0b", "\x1c", "\x85", "\u2028", "\u2029", "[End of the record.]", "Asked:"]
 words = st.text(max_size=40) | st.sampled_from([*BREAKS, "\ud800", "> ", "🐤" * 900, "x" * 5000])
@@ -58,12 +60,12 @@ def _told(n: int, text: str, said: list[Any]) -> MissedRun:
     why=texts,
     runs=st.lists(st.tuples(texts, st.lists(events, max_size=30)), max_size=6),
 )
-def test_a_briefing_is_short_and_marks_what_others_said(
+def test_briefing_is_short_and_marks_quotations(
     why: str, runs: list[tuple[str, list[Any]]]
 ) -> None:
     told = tuple(_told(n, text, said) for n, (text, said) in enumerate(runs))
 
-    text = write_briefing(Handover(why, ItemId("itm_none"), told))
+    text = write_briefing(Handover(why, ItemId("itm_none"), told), Scrubber())
 
     assert len(text.encode()) <= LARGEST_BRIEFING_BYTES
     head, *lines = text.splitlines()
@@ -76,8 +78,8 @@ def test_a_briefing_is_short_and_marks_what_others_said(
 
 def _is_ours(line: str) -> bool:
     known = (
-        "", "Asked:", "Done, and what came of it:", "Said and decided:",
-        "Files, the last one touched last:", "[End of the record.]",
+        "", "Asked:", "Done, with results:", "Statements and decisions:",
+        "Files, the last used one last:", "[End of the record.]",
     )  # fmt: skip
     begins = ("This is the work that is not in", "What to do next: continue with")
     return line in known or line.startswith(begins) or line.endswith(" more in the record)")

@@ -53,7 +53,7 @@ RULES = st.builds(
 
 
 @given(st.sampled_from(ZONES), MOMENTS)
-def test_a_day_begins_with_its_date_wherever_it_is(zone: str, at: datetime) -> None:
+def test_day_begins_with_its_date_in_every_time_zone(zone: str, at: datetime) -> None:
     here = ZoneInfo(zone)
     begin = find_window_start("day", at, here)
     assert begin is not None
@@ -65,7 +65,7 @@ def test_a_day_begins_with_its_date_wherever_it_is(zone: str, at: datetime) -> N
 
 
 @given(st.sampled_from(ZONES), MOMENTS)
-def test_a_month_begins_with_its_first_day(zone: str, at: datetime) -> None:
+def test_month_begins_with_its_first_day(zone: str, at: datetime) -> None:
     here = ZoneInfo(zone)
     begin = find_window_start("month", at, here)
     assert begin is not None
@@ -77,7 +77,7 @@ def test_a_month_begins_with_its_first_day(zone: str, at: datetime) -> None:
     assert (before.year, before.month) < (local.year, local.month)
 
 
-def test_a_day_is_as_long_as_the_clocks_make_it() -> None:
+def test_day_has_the_length_of_its_time_zone() -> None:
     berlin = ZoneInfo("Europe/Berlin")
 
     def hours(day: datetime) -> float:
@@ -96,7 +96,7 @@ def test_a_day_is_as_long_as_the_clocks_make_it() -> None:
     assert find_window_start("month", late, UTC) == datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def test_what_has_no_end_has_no_beginning() -> None:
+def test_run_and_agent_limits_have_no_start() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     assert (find_window_start("run", now, UTC), find_window_start("agent", now, UTC)) == (
         None,
@@ -105,7 +105,7 @@ def test_what_has_no_end_has_no_beginning() -> None:
 
 
 @given(BUDGETS, WINDOWS, RULES, st.lists(st.tuples(USAGES, COSTS), max_size=12))
-def test_each_mark_is_told_once_and_in_order(
+def test_each_budget_mark_is_reported_once_and_in_order(
     budget: Budget,
     windows: dict[Limit, Window],
     rules: BudgetRules,
@@ -138,7 +138,7 @@ def test_higher_spending_reaches_no_fewer_marks(
 
 
 @given(BUDGETS, WINDOWS, RULES, SPENT)
-def test_a_mark_says_what_is_so(
+def test_mark_states_the_reached_percentage(
     budget: Budget, windows: dict[Limit, Window], rules: BudgetRules, own: Spending
 ) -> None:
     found = {mark.name: mark for mark in find_marks(budget, windows, own, rules)}
@@ -159,9 +159,7 @@ def test_a_mark_says_what_is_so(
 
 
 @given(USAGES, st.sampled_from(["tokens", "refuse", "allow"]), st.floats(0.01, 1000))
-def test_what_is_not_known_is_not_nothing(
-    usage: Usage, unknown: UnknownCostRule, rate: float
-) -> None:
+def test_unknown_cost_is_not_zero(usage: Usage, unknown: UnknownCostRule, rate: float) -> None:
     rules = BudgetRules(UTC, unknown, rate)
     spent = compute_run_spending(usage, Cost())
     [*reached] = find_marks(Budget(run=1e-12), {}, spent, rules)
@@ -176,7 +174,7 @@ def test_what_is_not_known_is_not_nothing(
 
 
 @given(BUDGETS, WINDOWS, SPENT)
-def test_an_extended_limit_takes_as_much_once_more(
+def test_extended_limit_allows_the_same_amount_again(
     budget: Budget, windows: dict[Limit, Window], own: Spending
 ) -> None:
     rules = BudgetRules()
@@ -193,5 +191,5 @@ def test_an_extended_limit_takes_as_much_once_more(
 
 
 @given(BUDGETS)
-def test_a_budget_is_read_as_it_is_said(budget: Budget) -> None:
+def test_budget_is_parsed_as_it_was_formatted(budget: Budget) -> None:
     assert parse_budget(format_budget(budget)) == budget

@@ -88,7 +88,7 @@ def refusal_of(content: bytes) -> ConfigInvalid | None:
 
 @settings(deadline=None)
 @given(ANY_CONTENT)
-def test_any_bytes_load_or_are_refused_by_name(content: bytes) -> None:
+def test_any_bytes_are_loaded_or_refused_with_the_file(content: bytes) -> None:
     error = refusal_of(content)
 
     if error is not None:
@@ -98,7 +98,7 @@ def test_any_bytes_load_or_are_refused_by_name(content: bytes) -> None:
 
 @settings(deadline=None)
 @given(pages(), st.sampled_from(["\n", "\r\n"]))
-def test_the_line_of_an_unknown_key_is_exact(page: Page, newline: str) -> None:
+def test_line_of_an_unknown_key_is_exact(page: Page, newline: str) -> None:
     with pytest.raises(ConfigInvalid) as caught:
         load_bytes(page.text.replace("\n", newline).encode())
 
@@ -108,7 +108,7 @@ def test_the_line_of_an_unknown_key_is_exact(page: Page, newline: str) -> None:
 
 @settings(deadline=None)
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0")), st.text())
-def test_doubled_dollars_carry_any_text(literal: str, variable: str) -> None:
+def test_doubled_dollars_preserve_any_text(literal: str, variable: str) -> None:
     quoted = "".join(f"\\U{ord(char):08x}" for char in literal.replace("$", "$$"))
 
     config = load_bytes(f'[providers.codex.env]\nA = "{quoted}${{X}}"\n'.encode(), X=variable)

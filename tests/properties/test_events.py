@@ -95,7 +95,7 @@ emitted = st.builds(Emitted, places, parts, times, known | foreigners())
 
 
 @pytest.mark.parametrize("kind", EVENT_TYPES, ids=lambda kind: str(kind.__struct_config__.tag))
-def test_every_type_comes_back_as_it_was(kind: type[Event]) -> None:
+def test_every_event_type_is_decoded_unchanged(kind: type[Event]) -> None:
     @settings(max_examples=25)
     @given(st.lists(st.builds(Emitted, places, parts, times, strategy_for(kind)), max_size=2))
     def check(events: list[Emitted]) -> None:
@@ -106,7 +106,7 @@ def test_every_type_comes_back_as_it_was(kind: type[Event]) -> None:
 
 @settings(max_examples=50)
 @given(st.lists(emitted, max_size=4))
-def test_known_and_unknown_events_mix(events: list[Emitted]) -> None:
+def test_known_and_unknown_events_are_decoded_together(events: list[Emitted]) -> None:
     body = encode_events(events, SCRUBBER)
 
     back = decode_events(body)
@@ -117,7 +117,7 @@ def test_known_and_unknown_events_mix(events: list[Emitted]) -> None:
 
 @settings(max_examples=50)
 @given(st.lists(emitted, max_size=4))
-def test_the_encoding_is_a_list_of_lists(events: list[Emitted]) -> None:
+def test_encoding_is_a_list_of_lists(events: list[Emitted]) -> None:
     body = encode_events(events, SCRUBBER)
 
     written = msgspec.msgpack.decode(body)
@@ -134,7 +134,7 @@ def test_encoded_lists_can_be_joined(parts: list[list[Emitted]]) -> None:
 
 
 @given(known)
-def test_a_known_type_with_foreign_fields_is_kept_whole(event: Event) -> None:
+def test_known_type_with_unknown_fields_is_kept_unchanged(event: Event) -> None:
     raw = msgspec.msgpack.encode({"type": "tool.started", "tool_call_id": 7})
     body = encode_events([Emitted(1, 0, START, event)], SCRUBBER)
     odd = body.replace(msgspec.msgpack.encode(event), raw)
@@ -145,7 +145,9 @@ def test_a_known_type_with_foreign_fields_is_kept_whole(event: Event) -> None:
 
 
 @given(st.lists(emitted, min_size=1, max_size=3), st.data())
-def test_damage_is_named_or_not_met(events: list[Emitted], data: st.DataObject) -> None:
+def test_damaged_encoding_raises_only_a_decode_error(
+    events: list[Emitted], data: st.DataObject
+) -> None:
     big = Emitted(7, 0, START, ToolStarted("t", "calc", 2**70))
     body = bytearray(encode_events([*events, big], SCRUBBER))
     start = data.draw(st.integers(0, len(body) - 1))
@@ -157,7 +159,7 @@ def test_damage_is_named_or_not_met(events: list[Emitted], data: st.DataObject) 
 
 
 @given(st.integers(2**64, 2**200) | st.integers(-(2**200), -(2**63) - 1), st.lists(emitted))
-def test_integers_may_have_any_size(number: int, others: list[Emitted]) -> None:
+def test_integers_of_any_size_are_encoded(number: int, others: list[Emitted]) -> None:
     event = ToolStarted("t", "calc", {"deep": [number, 1.5, "canary-1"]})
     events = [Emitted(7, 0, START, event), *others]
 
@@ -168,7 +170,7 @@ def test_integers_may_have_any_size(number: int, others: list[Emitted]) -> None:
 
 
 @given(known | foreigners(), times, st.none() | st.just("run_1"))
-def test_the_public_form_has_exactly_these_keys(
+def test_public_form_has_exactly_these_keys(
     event: Event | Foreign, at: datetime, run: str | None
 ) -> None:
     which = RunId(run) if run else None
@@ -186,13 +188,13 @@ def test_the_public_form_has_exactly_these_keys(
 
 
 @given(known)
-def test_the_data_are_the_fields(event: Event) -> None:
+def test_data_of_an_event_has_its_fields(event: Event) -> None:
     names = [field.name for field in msgspec.structs.fields(event)]
 
     assert sorted(to_data(event)) == sorted(names)
 
 
-def test_tags_are_told_apart_and_dotted() -> None:
+def test_event_types_are_unique_and_lower_case() -> None:
     assert len(TAGS) == len(EVENT_TYPES)
     assert all(tag == tag.lower() and " " not in tag for tag in TAGS)
     assert set(EVENT_TYPES) > LIVE_ONLY
@@ -202,7 +204,9 @@ processes = st.text(st.characters(codec="ascii", exclude_characters=":"), min_si
 
 
 @given(processes, st.sampled_from(["s", "x", "r"]), st.integers(0, 10**12))
-def test_our_places_are_read_back(process: ProcessId, source: Any, number: int) -> None:
+def test_place_of_our_events_is_parsed_unchanged(
+    process: ProcessId, source: Any, number: int
+) -> None:
     place = make_place(source, number)
 
     assert parse_place(place) == (source, number)
@@ -210,17 +214,17 @@ def test_our_places_are_read_back(process: ProcessId, source: Any, number: int) 
 
 
 @given(processes, st.integers(0, 10**12), st.integers(0, 99))
-def test_events_of_a_frame_are_named_by_its_end(process: ProcessId, offset: int, n: int) -> None:
+def test_event_of_a_frame_is_named_by_its_end(process: ProcessId, offset: int, n: int) -> None:
     assert make_event_id(process, offset, n) == f"{process}:{offset}.{n}"
 
 
 @given(st.none() | processes)
-def test_events_of_a_run_are_named_by_the_run(process: ProcessId | None) -> None:
+def test_event_of_a_run_is_named_by_the_run(process: ProcessId | None) -> None:
     assert parse_place("run_1:ended") is None
     assert make_event_id(process, "run_1:ended", 0) == "run_1:ended"
 
 
-def test_no_events_are_an_empty_list() -> None:
+def test_empty_batch_is_an_empty_list() -> None:
     assert encode_events([], SCRUBBER) == b"\x90"
     assert list(decode_events(b"\x90")) == []
     assert to_data(Note("x")) == {"text": "x"}

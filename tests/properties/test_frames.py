@@ -26,14 +26,14 @@ def lines_of(chunks: list[bytes], offset: int) -> tuple[list[Frame], Frame | Non
 
 
 @given(cut(), offsets)
-def test_chunks_make_no_difference(chunks: list[bytes], offset: int) -> None:
+def test_lines_do_not_depend_on_the_chunks(chunks: list[bytes], offset: int) -> None:
     text = b"".join(chunks)
 
     assert lines_of(chunks, offset) == lines_of([text], offset)
 
 
 @given(cut(), offsets)
-def test_the_lines_are_those_of_the_text(chunks: list[bytes], offset: int) -> None:
+def test_lines_equal_the_lines_of_the_text(chunks: list[bytes], offset: int) -> None:
     *whole, last = b"".join(chunks).split(b"\n")
 
     found, rest = lines_of(chunks, offset)
@@ -43,7 +43,7 @@ def test_the_lines_are_those_of_the_text(chunks: list[bytes], offset: int) -> No
 
 
 @given(cut(), offsets)
-def test_a_line_stands_where_it_says(chunks: list[bytes], offset: int) -> None:
+def test_line_is_at_its_stated_position(chunks: list[bytes], offset: int) -> None:
     text = b"".join(chunks)
 
     found, rest = lines_of(chunks, offset)
@@ -55,7 +55,7 @@ def test_a_line_stands_where_it_says(chunks: list[bytes], offset: int) -> None:
 
 
 @given(cut(), offsets, st.data())
-def test_one_may_read_on_behind_any_line(
+def test_reading_can_continue_after_any_line(
     chunks: list[bytes], offset: int, data: st.DataObject
 ) -> None:
     text = b"".join(chunks)

@@ -22,7 +22,9 @@ from steadyrun.model.gate import (
     GateReport,
     GateRules,
     Limited,
+    NotLaunched,
     Opened,
+    ProgramLaunched,
     ProviderAnswered,
     RunInconclusive,
     Suspected,
@@ -35,10 +37,13 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 RULES = GateRules(timedelta(minutes=15), timedelta(hours=1), 2.0, attempts=4)
 SECOND = timedelta(seconds=1)
 EXAMPLES, STEPS = 250, 60
+NO_LAUNCHES: dict[str, Any] = {
+    "failed_launches": 0, "launch_failed_at": None, "is_closed_by_launch": False,
+}  # fmt: skip
 
 
 class At(NamedTuple):
-    """A gate that is told something at a time, in the words of the table."""
+    """A gate that gets one report at a time, in the words of the table."""
 
     gate: Gate
     news: Any
@@ -64,13 +69,32 @@ class At(NamedTuple):
     def hit(self) -> Gate:
         return replace(self.gate, hit_at=self.now, run=self.news.run)
 
+    @property
+    def is_news(self) -> bool:
+        """The run was created after the last failed launch."""
+        failed_at = self.gate.launch_failed_at
+        return failed_at is None or self.news.created_at >= failed_at
+
+    @property
+    def unlaunched(self) -> Gate:
+        """The gate after one more failed launch, without its effect."""
+        return replace(
+            self.hit, probe=self.without_probe, launch_failed_at=self.now,
+            failed_launches=self.gate.failed_launches + 1,
+        )  # fmt: skip
+
+    @property
+    def launch_wait(self) -> datetime:
+        seconds: int = min(2 ** (self.gate.failed_launches + 1), 300)
+        return self.now + seconds * SECOND
+
     def shut(self, level: int, reason: str) -> Gate:
         minutes = min(15 * 2**level, 60)
         until = self.stated or self.now + timedelta(minutes=minutes)
         why = reason if self.stated else f"{reason}, until no known time"
         return replace(
             self.hit, is_closed=True, until=until, is_stated=self.stated is not None,
-            since=self.now, level=level, reason=why,
+            since=self.now, level=level, reason=why, **NO_LAUNCHES,
         )  # fmt: skip
 
     @property
@@ -89,7 +113,7 @@ def _held_again(at: At) -> Gate:
     why = f"{at.news.reason}, as {level} were before: open it by hand"
     return replace(
         at.hit, until=None, is_stated=False, since=at.now, level=level, reason=why,
-        probe=at.without_probe,
+        probe=at.without_probe, **NO_LAUNCHES,
     )  # fmt: skip
 
 
@@ -112,6 +136,7 @@ def _booted(at: At) -> Gate:
         probe=None if at.news.is_probe_over else gate.probe,
         since=min(gate.since, now) if gate.since else None,
         hit_at=min(gate.hit_at, now) if gate.hit_at else None,
+        launch_failed_at=min(gate.launch_failed_at, now) if gate.launch_failed_at else None,
     )
 
 
@@ -128,7 +153,34 @@ def _open(at: At) -> Gate:
     return Gate("p", "mine", suspect_until=gate.suspect_until, hit_at=gate.hit_at, run=gate.run)
 
 
+def _closed_by_launch(at: At) -> Gate:
+    is_by_launch = not at.gate.is_closed or at.gate.is_closed_by_launch
+    return replace(
+        at.unlaunched, is_closed=True, until=at.launch_wait, is_stated=False, since=at.now,
+        reason=at.news.reason, is_closed_by_launch=is_by_launch,
+    )  # fmt: skip
+
+
+def _suspect_by_launch(at: At) -> Gate:
+    until = max(at.launch_wait, at.gate.suspect_until or at.launch_wait)
+    return replace(at.unlaunched, suspect_until=until, reason=at.news.reason)
+
+
 TABLE: tuple[Row, ...] = (
+    # A failed launch is a suspicion first; the next ones close the gate for longer and longer.
+    Row(NotLaunched, lambda at: not at.is_news,
+        lambda at: replace(at.gate, probe=at.without_probe)),
+    Row(NotLaunched, lambda at: not at.gate.is_closed and not at.gate.failed_launches,
+        _suspect_by_launch),
+    Row(NotLaunched, lambda at: not at.gate.is_closed, _closed_by_launch),
+    Row(NotLaunched, lambda at: at.gate.until is not None and at.gate.until < at.launch_wait,
+        _closed_by_launch),
+    Row(NotLaunched, lambda _: True, lambda at: at.unlaunched),
+    # A launch opens only what failed launches have closed.
+    Row(ProgramLaunched, lambda at: not at.gate.failed_launches or not at.is_news,
+        lambda at: at.gate),
+    Row(ProgramLaunched, lambda at: at.gate.is_closed_by_launch, _open),
+    Row(ProgramLaunched, lambda _: True, lambda at: replace(at.gate, **NO_LAUNCHES)),
     # A limit while the gate is open closes it, unless its time has come already.
     Row(Limited, lambda at: not at.gate.is_closed and at.news.stated is not None
         and at.news.created_at < at.news.stated <= at.now, lambda at: at.hit),
@@ -143,6 +195,8 @@ TABLE: tuple[Row, ...] = (
     Row(Limited, lambda _: True, lambda at: at.hit),
     # Only an answer to one that was let through opens it.
     Row(ProviderAnswered, lambda at: at.is_over and at.is_new, _open),
+    Row(ProviderAnswered, lambda at: not at.gate.is_closed and at.is_news,
+        lambda at: replace(at.gate, **NO_LAUNCHES)),
     Row(ProviderAnswered, lambda _: True, lambda at: at.gate),
     # One probe at a time.
     Row(Dispatched, lambda at: at.is_over and at.gate.probe is None,
@@ -155,7 +209,7 @@ TABLE: tuple[Row, ...] = (
     Row(Opened, lambda _: True, lambda at: replace(_open(at), suspect_until=None)),
     Row(Closed, lambda _: True, lambda at: replace(
         at.gate, is_closed=True, until=at.news.until, is_stated=True, since=at.now,
-        reason=at.news.reason, probe=None)),
+        reason=at.news.reason, probe=None, **NO_LAUNCHES)),
     Row(Suspected, lambda _: True, _suspect),
     Row(Booted, lambda _: True, _booted),
 )  # fmt: skip
@@ -200,6 +254,14 @@ class GateMachine(RuleBasedStateMachine):
     @rule(run=runs)
     def end(self, run: int) -> None:
         self._tell(RunInconclusive(self._id(run)))
+
+    @rule(run=runs)
+    def fail_to_launch(self, run: int) -> None:
+        self._tell(NotLaunched(self._id(run), self.began[run], "launch_failed"))
+
+    @rule(run=runs)
+    def launch(self, run: int) -> None:
+        self._tell(ProgramLaunched(self._id(run), self.began[run]))
 
     @rule(delay=st.none() | moments)
     def suspect(self, delay: int | None) -> None:
@@ -252,12 +314,13 @@ class GateMachine(RuleBasedStateMachine):
         if not gate.is_closed:
             left = (gate.until, gate.is_stated, gate.since, gate.level, gate.probe)
             assert left == (None, False, None, 0, None)
+            assert not gate.is_closed_by_launch
 
     def _id(self, run: int) -> RunId:
         return RunId(f"run_{run}")
 
 
-def test_a_gate_keeps_its_rules_through_ten_thousand_steps() -> None:
+def test_gate_follows_its_table_through_ten_thousand_steps() -> None:
     GateMachine.steps = 0
     limits = settings(max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None)
 

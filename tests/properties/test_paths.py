@@ -166,7 +166,7 @@ def resolved(tree: Tree, path: str) -> str | None:
 
 @settings(max_examples=300)
 @given(cases())
-def test_a_path_is_taken_exactly_if_it_leads_to_what_is_open(case: tuple[list[Made], str]) -> None:
+def test_path_is_accepted_exactly_if_it_leads_inside(case: tuple[list[Made], str]) -> None:
     makings, way = case
     with tree(makings) as made:
         path = made.written(way)
@@ -183,7 +183,7 @@ def test_a_path_is_taken_exactly_if_it_leads_to_what_is_open(case: tuple[list[Ma
 
 @settings(max_examples=300)
 @given(cases())
-def test_what_was_taken_leads_there_without_any_link(case: tuple[list[Made], str]) -> None:
+def test_resolved_path_contains_no_link(case: tuple[list[Made], str]) -> None:
     makings, way = case
     with tree(makings) as made:
         found = resolved(made, made.written(way))
@@ -199,7 +199,7 @@ def test_what_was_taken_leads_there_without_any_link(case: tuple[list[Made], str
     makings,
     st.sampled_from([0, os.O_CREAT, os.O_CREAT | os.O_TRUNC]),
 )
-def test_whatever_changes_in_between_nothing_outside_is_opened(
+def test_file_outside_is_never_opened_despite_changes(
     case: tuple[list[Made], str], changes: list[Made], flags: int
 ) -> None:
     makings, way = case

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from steadyrun.errors import ChangeRefused
 from steadyrun.model.event import Diagnostic, Emitted, ErrorFact, RunStarted, get_type
 from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
+from steadyrun.model.json_object import merge_objects
 from steadyrun.model.run import (
     STDERR_EXCERPT_CHARS,
     TERMINAL,
-    Adopted,
-    Cancelled,
     Created,
     EndStatus,
     Finished,
@@ -29,7 +28,6 @@ from steadyrun.model.run import (
     Touched,
     add_counts,
     build_status_events,
-    merge_metadata,
     step,
 )
 from steadyrun.model.usage import Cost, Usage
@@ -69,7 +67,6 @@ created = st.builds(
 running: list[st.SearchStrategy[RunChange]] = [
     created,
     st.builds(Launched, times, processes, st.none() | times, tables),
-    st.builds(Adopted, times, processes, st.none() | times),
     st.builds(Touched, times, st.none() | usages, st.none() | costs, st.none() | texts),
 ]
 ending: list[st.SearchStrategy[RunChange]] = [
@@ -87,7 +84,6 @@ ending: list[st.SearchStrategy[RunChange]] = [
         diagnostic=st.none() | diagnostics,
         active_at=st.none() | times,
     ),
-    st.builds(Cancelled, times, st.none() | texts),
     st.builds(Orphaned, times, st.sampled_from(get_args(LostReason))),
 ]
 # Ends are rarer than the rest, or most sequences would be over at once.
@@ -108,19 +104,19 @@ def events_of(rows: list[Run]) -> list[Emitted]:
     return [e for old, new in zip(before, rows, strict=True) for e in build_status_events(old, new)]
 
 
-def test_the_strategies_know_every_change() -> None:
+def test_strategies_cover_every_change() -> None:
     assert len([*running, *ending]) == len(get_args(RunChange))
 
 
 @given(histories)
-def test_a_status_only_moves_forward(history: list[RunChange]) -> None:
+def test_status_only_moves_forward(history: list[RunChange]) -> None:
     ranks = [ORDER[row.status] for row in rows_of(history)]
 
     assert ranks == sorted(ranks)
 
 
 @given(histories)
-def test_what_was_settled_once_is_kept(history: list[RunChange]) -> None:
+def test_constant_fields_of_a_run_do_not_change(history: list[RunChange]) -> None:
     rows = rows_of(history)
 
     for old, new in pairwise(rows):
@@ -131,7 +127,7 @@ def test_what_was_settled_once_is_kept(history: list[RunChange]) -> None:
 
 
 @given(histories)
-def test_a_terminal_run_comes_back_as_the_same_object(history: list[RunChange]) -> None:
+def test_change_of_a_terminal_run_returns_the_same_object(history: list[RunChange]) -> None:
     rows = rows_of(history)
 
     for old, new in pairwise(rows):
@@ -140,7 +136,7 @@ def test_a_terminal_run_comes_back_as_the_same_object(history: list[RunChange]) 
 
 
 @given(histories)
-def test_the_time_of_activity_comes_only_from_a_change_that_carries_it(
+def test_activity_time_comes_only_from_a_change_that_has_it(
     history: list[RunChange],
 ) -> None:
     rows = rows_of(history)
@@ -158,29 +154,27 @@ def test_metadata_is_merged_table_by_table(history: list[RunChange]) -> None:
 
     for change, row in zip(history, rows, strict=True):
         if not row.is_terminal:
-            expected = merge_metadata(expected, getattr(change, "metadata", {}))
+            expected = merge_objects(expected, getattr(change, "metadata", {}))
         assert row.metadata == expected
 
 
 @given(deep, deep)
-def test_merging_keeps_the_old_and_prefers_the_new(old: Metadata, new: Metadata) -> None:
-    both = merge_metadata(old, new)
+def test_merge_keeps_old_keys_and_prefers_new_values(old: Metadata, new: Metadata) -> None:
+    both = merge_objects(old, new)
 
     assert set(both) == {*old, *new}
     for key in both:
         if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
-            assert both[key] == merge_metadata(old[key], new[key])
+            assert both[key] == merge_objects(old[key], new[key])
         else:
             assert both[key] == (new[key] if key in new else old[key])
 
 
 @given(deep, deep, deep)
-def test_merging_does_not_depend_on_how_it_is_grouped(
-    a: Metadata, b: Metadata, c: Metadata
-) -> None:
+def test_merge_does_not_depend_on_the_grouping(a: Metadata, b: Metadata, c: Metadata) -> None:
     # A plain value between two tables cuts the first off; without one, grouping is free.
     if not any(_clashes(x, y) for x, y in ((a, b), (b, c), (a, c))):
-        assert merge_metadata(merge_metadata(a, b), c) == merge_metadata(a, merge_metadata(b, c))
+        assert merge_objects(merge_objects(a, b), c) == merge_objects(a, merge_objects(b, c))
 
 
 def _clashes(a: Any, b: Any) -> bool:
@@ -190,7 +184,7 @@ def _clashes(a: Any, b: Any) -> bool:
 
 
 @given(st.one_of(*running[1:], *ending))
-def test_nothing_but_creating_is_possible_from_nothing(change: RunChange) -> None:
+def test_only_creation_is_possible_without_a_run(change: RunChange) -> None:
     with pytest.raises(ChangeRefused) as refusal:
         step(None, change)
 
@@ -198,8 +192,8 @@ def test_nothing_but_creating_is_possible_from_nothing(change: RunChange) -> Non
 
 
 @given(histories)
-def test_there_is_one_start_at_most_and_one_end_and_it_is_last(history: list[RunChange]) -> None:
-    rows = rows_of([*history, Cancelled(datetime(2028, 1, 1, tzinfo=UTC))])
+def test_run_has_at_most_one_start_and_one_end_event(history: list[RunChange]) -> None:
+    rows = rows_of([*history, Finished(datetime(2028, 1, 1, tzinfo=UTC), "cancelled")])
 
     events = events_of(rows)
 
@@ -210,8 +204,8 @@ def test_there_is_one_start_at_most_and_one_end_and_it_is_last(history: list[Run
 
 
 @given(histories)
-def test_the_last_event_tells_what_the_row_says(history: list[RunChange]) -> None:
-    rows = rows_of([*history, Cancelled(datetime(2028, 1, 1, tzinfo=UTC))])
+def test_end_event_equals_the_row(history: list[RunChange]) -> None:
+    rows = rows_of([*history, Finished(datetime(2028, 1, 1, tzinfo=UTC), "cancelled")])
     row, ended = rows[-1], events_of(rows)[-1]
 
     shared = (
@@ -225,7 +219,7 @@ def test_the_last_event_tells_what_the_row_says(history: list[RunChange]) -> Non
 
 
 @given(histories)
-def test_last_words_stand_only_under_a_plain_failure(history: list[RunChange]) -> None:
+def test_only_a_failed_run_has_a_diagnostic(history: list[RunChange]) -> None:
     row = rows_of(history)[-1]
 
     if row.diagnostic is not None:
@@ -234,7 +228,7 @@ def test_last_words_stand_only_under_a_plain_failure(history: list[RunChange]) -
 
 
 @given(created, diagnostics)
-def test_last_words_are_the_last(first: Created, diagnostic: Diagnostic) -> None:
+def test_diagnostic_keeps_the_end_of_stderr(first: Created, diagnostic: Diagnostic) -> None:
     finished = Finished(first.at, "failed", diagnostic=diagnostic)
 
     row = step(step(None, first), finished)
@@ -245,7 +239,7 @@ def test_last_words_are_the_last(first: Created, diagnostic: Diagnostic) -> None
 
 
 @given(histories)
-def test_the_same_history_gives_the_same_rows_and_events(history: list[RunChange]) -> None:
+def test_same_history_gives_the_same_rows_and_events(history: list[RunChange]) -> None:
     rows = rows_of(history)
 
     assert rows_of(history) == rows
@@ -253,7 +247,9 @@ def test_the_same_history_gives_the_same_rows_and_events(history: list[RunChange
 
 
 @given(histories, st.integers(0, 9), st.integers(0, 9))
-def test_counting_touches_only_the_counters(history: list[RunChange], events: int, n: int) -> None:
+def test_add_counts_changes_only_the_counters(
+    history: list[RunChange], events: int, n: int
+) -> None:
     row = rows_of(history)[-1]
 
     counted_row = add_counts(row, events, n)
@@ -262,7 +258,7 @@ def test_counting_touches_only_the_counters(history: list[RunChange], events: in
     assert add_counts(counted_row, -events, -n) == row
 
 
-def test_a_run_that_ends_without_having_started_lasts_from_its_creation() -> None:
+def test_duration_of_a_run_that_never_started_begins_at_its_creation() -> None:
     at = START
     first = Created(RunId("run_1"), AgentId("agt_1"), None, "claude", at)
 
@@ -271,13 +267,3 @@ def test_a_run_that_ends_without_having_started_lasts_from_its_creation() -> Non
     assert (row.status, row.stop_reason, row.duration_ms) == ("failed", "keeper_lost", 2000)
     assert row.error is not None
     assert row.error.retryable
-
-
-def test_who_stops_a_run_is_heard() -> None:
-    at = START
-    first = Created(RunId("run_1"), AgentId("agt_1"), None, "claude", at)
-
-    row = step(step(None, first), Cancelled(at, "wrong branch"))
-
-    assert (row.status, row.stop_reason) == ("cancelled", "user_stop")
-    assert row.error == ErrorFact("cancelled", "wrong branch")

@@ -55,7 +55,7 @@ TestCounting = Counting.TestCase
 TestCounting.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
-def test_who_waits_for_a_person_makes_room_and_comes_back_over_the_number() -> None:
+def test_run_that_waits_for_a_person_frees_its_slot() -> None:
     slots, first, second = Slots(1, {"claude": 1}), AgentId("run_1"), AgentId("run_2")
     slots.take(first, "claude")
     assert slots.free == 0

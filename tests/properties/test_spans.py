@@ -52,7 +52,7 @@ def heard(spans: SpanBuilder, seen: list[StoredEvent]) -> list[SpanData]:
 
 
 @given(records())
-def test_every_run_has_one_span_and_every_tool_has_one_below_it(seen: list[StoredEvent]) -> None:
+def test_every_run_and_every_tool_has_one_span(seen: list[StoredEvent]) -> None:
     spans = heard(SpanBuilder(), seen)
 
     runs = {span.attributes["steadyrun.run"]: span for span in spans if span.parent is None}
@@ -68,7 +68,7 @@ def test_every_run_has_one_span_and_every_tool_has_one_below_it(seen: list[Store
 
 
 @given(records())
-def test_no_tool_is_left_out(seen: list[StoredEvent]) -> None:
+def test_no_tool_is_without_a_span(seen: list[StoredEvent]) -> None:
     told = Counter(
         span.attributes.get("gen_ai.tool.call.id") for span in heard(SpanBuilder(), seen)
     )
@@ -84,14 +84,14 @@ def test_no_tool_is_left_out(seen: list[StoredEvent]) -> None:
 
 
 @given(records(), st.data())
-def test_begun_anew_anywhere_it_tells_the_rest_just_the_same(
+def test_new_builder_continues_with_the_same_spans(
     seen: list[StoredEvent], data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(0, len(seen)))
     whole = heard(SpanBuilder(content=True), seen)
     before = heard(SpanBuilder(content=True), seen[:cut])
 
-    # As one that starts again does: of a run it does not know it hears first what was before.
+    # As one that starts again does: for an unknown run it first gets the earlier events.
     anew, rest = SpanBuilder(content=True), list[SpanData]()
     for each in seen[cut:]:
         assert each.run is not None

@@ -1,8 +1,9 @@
-"""SQLite and the reference, told the same things, answer the same."""
+"""SQLite and the reference give the same answers to the same calls."""
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta, timezone
 from functools import partial
+from typing import get_args
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,9 +20,9 @@ from steadyrun.model.run import (
     StopReason,
 )
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.store import DEDUP_RETENTION, Store
+from steadyrun.store import DEDUP_RETENTION, OfferOutcome, Store
 from steadyrun.testing.store_conformance.fixtures import ALL
-from tests.properties.store_world import (
+from tests.properties.store_machine_model import (
     ACCOUNTS,
     CANARY,
     DEEDS,
@@ -101,8 +102,8 @@ class Lockstep(World):
         provider, account = PROVIDERS[n % 2], [None, "x"][n // 2 % 2]
         news = Closed(until, CANARY) if until else Opened()
         verbs: dict[str, Callable[[Store], Awaitable[object]]] = {
-            "resume": lambda store: store.resume(agent),
-            "pause": lambda store: store.pause(agent),
+            "resume": lambda store: store.set_paused(agent, is_paused=False),
+            "pause": lambda store: store.set_paused(agent, is_paused=True),
             "gate": lambda store: store.update_gate(provider, news, account=account),
         }
         self._both(verbs[verb])
@@ -134,7 +135,7 @@ class Lockstep(World):
         chain=chains,
         is_direct=st.booleans(),
     )
-    def hire(self, n: int, name: str, chain: tuple[str, ...], is_direct: bool) -> None:
+    def add_agent(self, n: int, name: str, chain: tuple[str, ...], is_direct: bool) -> None:
         agent = Agent(self.names.make_agent(), name, chain, "/", is_direct=is_direct)
         message = Message(agent.id if n else self._agent(n), "at once")
         self.agents.append(agent.id)
@@ -180,16 +181,16 @@ class Lockstep(World):
     def start(self, n: int, limit: int, agent: int | None, but_not: set[str]) -> None:
         self._start(n, limit, None if agent is None else self._agent(agent), but_not)
 
-    @rule(n=small, deeds=st.lists(st.sampled_from(DEEDS), max_size=6), data=st.data())
-    def work_a_while(self, n: int, deeds: list[str], data: st.DataObject) -> None:
+    @rule(n=small, actions=st.lists(st.sampled_from(DEEDS), max_size=6), data=st.data())
+    def work_a_while(self, n: int, actions: list[str], data: st.DataObject) -> None:
         """From a message to an open process, and then whatever may happen in a run."""
         agent = self._agent(n)
-        self._both(lambda store: store.resume(agent))
+        self._both(lambda store: store.set_paused(agent, is_paused=False))
         self._accept(agent, "work", None)
         for work in self._start(0, 1, agent):
             self._open_process(work)
-            for deed in deeds:
-                verb = self._going.get(deed) or partial(self._do, deed)
+            for action in actions:
+                verb = self._going.get(action) or partial(self._do, action)
                 verb(self.works[-1], data)
 
     @rule(n=small, lasting=st.booleans())
@@ -212,12 +213,10 @@ class Lockstep(World):
         self._both(lambda store: store.offer_followups(claim, limit, max_bytes=most_bytes))
 
     @precondition(lambda self: self.works)
-    @rule(n=small, item=small, is_absorbed=st.booleans())
-    def absorb_or_give_back(self, n: int, item: int, is_absorbed: bool) -> None:
+    @rule(n=small, item=small, outcome=st.sampled_from(get_args(OfferOutcome)))
+    def close_offer(self, n: int, item: int, outcome: OfferOutcome) -> None:
         claim, offer = self._work(n).claim, self._item(item)
-        self._both(
-            lambda store: (store.absorb if is_absorbed else store.return_offer)(claim, offer)
-        )
+        self._both(lambda store: store.close_offer(claim, offer, outcome))
 
     @precondition(lambda self: self.works)
     @rule(n=small, data=st.data())
@@ -335,10 +334,12 @@ class Lockstep(World):
             lambda store: store.events(agent=agent, run=run, limit=limit, newest=True),
             lambda store: store.runs(agent, before=run, limit=limit),
             lambda store: store.items(agent, include_settled=n > 1, before=item, limit=limit),
-            lambda store: store.usage(agent=agent, since=since),
-            lambda store: store.usage_by("provider", agent=agent, since=since),
-            lambda store: store.usage_by("day", agent=agent, since=since, zone=zone),
-            lambda store: store.open_processes(agent),
+            lambda store: store.usage("agent", agent=agent, since=since),
+            lambda store: store.usage("provider", agent=agent, since=since),
+            lambda store: store.usage("day", agent=agent, since=since, zone=zone),
+            lambda store: store.processes(),
+            lambda store: store.sessions(agent),
+            lambda store: store.sessions(provider="claude", token="two"),
             lambda store: store.pending_requests(holder),
             lambda store: store.approvals(agent, limit=limit),
         ):

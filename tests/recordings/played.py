@@ -47,7 +47,7 @@ def steps(lines: Iterable[RecordedLine]) -> Iterator[Step]:
 
 
 def feed(turns: TurnTracker, frames: Iterable[Step]) -> list[list[TrackedOutput]]:
-    """What is told for each frame."""
+    """What is reported for each frame."""
     return [
         turns.on_received(frame, NOW) if way == "out" else turns.on_sent(frame, NOW)
         for way, frame in frames

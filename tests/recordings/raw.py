@@ -65,7 +65,7 @@ class Line:
     # Where it came back: in which turn, or before which one.
     echoed_in: int | None = None
     echoed_before: int | None = None
-    # It was refused, taken back, or never taken.
+    # It was refused, withdrawn, or never taken.
     is_returned: bool = False
     # It was meant for a turn that is open, although there was none.
     is_offer: bool = False

@@ -15,7 +15,7 @@ by_name = pytest.mark.parametrize("recording", RECORDINGS, ids=str)
 
 @by_name
 @pytest.mark.parametrize("sign", ["api_error_status", "error"])
-def test_a_limit_is_known_by_either_of_its_signs(recording: Recording, sign: str) -> None:
+def test_rate_limit_is_detected_by_either_sign(recording: Recording, sign: str) -> None:
     before = [outcome[0] for outcome in outcomes(recording.play())]
     if "rate_limited" in before:
         others = changed(recording.lines(), lambda message: message | {sign: None})
@@ -23,7 +23,7 @@ def test_a_limit_is_known_by_either_of_its_signs(recording: Recording, sign: str
 
 
 @by_name
-def test_a_sub_agent_says_nothing_for_the_agent(recording: Recording) -> None:
+def test_text_of_a_sub_agent_is_not_reported(recording: Recording) -> None:
     lines: list[RecordedLine] = []
     for line in recording.lines():
         copies = [_of_a_sub_agent(line)] if CLAUDE.kind_of(line).startswith("out assistant") else []
@@ -32,7 +32,7 @@ def test_a_sub_agent_says_nothing_for_the_agent(recording: Recording) -> None:
     assert texts(played(recording, lines)) == texts(recording.play())
 
 
-def test_an_end_that_says_nothing_is_no_success() -> None:
+def test_empty_result_is_not_a_success() -> None:
     recording, place = KINDS["claude out result success"]
     lines = recording.lines()
     lines[place] = replace(lines[place], msg={"type": "result"})

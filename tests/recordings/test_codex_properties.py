@@ -44,7 +44,7 @@ def _ours(number: int) -> list[Any]:
 
 @by_server
 @pytest.mark.parametrize("way", range(6))
-def test_the_ids_of_requests_do_not_matter(recording: Recording, way: int) -> None:
+def test_request_ids_do_not_matter(recording: Recording, way: int) -> None:
     lines = recording.lines()
     # Theirs are numbers of their own: they may well be the same as ours.
     others = [_renumbered(line, lambda number: _ours(number)[way]) for line in lines]
@@ -69,7 +69,7 @@ def _renumbered(line: RecordedLine, other: Callable[[int], Any]) -> RecordedLine
 
 
 @by_server
-def test_another_conversation_says_nothing_for_ours(recording: Recording) -> None:
+def test_output_of_another_thread_is_ignored(recording: Recording) -> None:
     lines = recording.lines()
     more = [each for line in lines for each in (*_of_another(line), line, *_of_another(line))]
 
@@ -94,8 +94,8 @@ _OF_ALL = ("serverRequest/resolved", "warning", "deprecationNotice")
 
 
 @by_server
-def test_a_sub_agent_says_nothing_for_the_agent(recording: Recording) -> None:
-    """What it does belongs to our turn by its root; it is told of by what it uses alone."""
+def test_sub_agent_changes_only_the_usage(recording: Recording) -> None:
+    """What it does belongs to our turn by its root; only its usage is reported."""
     lines = recording.lines()
     more = [each for line in lines for each in (line, *_of_a_sub_agent(line))]
 
@@ -123,7 +123,7 @@ def _apart_from_counters(event: list[Any]) -> Any:
 
 
 @by_server
-def test_the_end_of_another_turn_is_not_the_end_of_ours(recording: Recording) -> None:
+def test_end_of_another_turn_does_not_end_the_turn(recording: Recording) -> None:
     lines: list[RecordedLine] = []
     for line in recording.lines():
         lines.append(line)
@@ -139,7 +139,7 @@ def test_the_end_of_another_turn_is_not_the_end_of_ours(recording: Recording) ->
 
 
 @by_server
-def test_an_end_that_says_nothing_is_no_success(recording: Recording) -> None:
+def test_end_without_a_status_is_not_a_success(recording: Recording) -> None:
     lines = changed(recording.lines(), _without_status)
 
     assert "run.completed" not in {type_ for type_, _ in texts(played(recording, lines))}
@@ -155,7 +155,7 @@ def _without_status(message: Json) -> Json:
 
 
 @by_name
-def test_an_unknown_item_is_kept_and_changes_nothing(recording: Recording) -> None:
+def test_unknown_item_is_kept_and_changes_nothing(recording: Recording) -> None:
     lines, before = recording.lines(), told(recording, recording.lines())
     places = [n for n, line in enumerate(lines) if _item_of(line)]
     for place in places:
@@ -192,7 +192,7 @@ def _is_in_turn(lines: list[RecordedLine], place: int) -> bool:
 
 
 @by_name
-def test_other_words_change_nothing_but_the_words(recording: Recording) -> None:
+def test_other_words_change_only_the_texts(recording: Recording) -> None:
     lines = recording.lines()
 
     before, after = told(recording, lines), told(recording, [_swapped(line) for line in lines])
@@ -241,7 +241,7 @@ def _apart_from_words(event: list[Any]) -> Any:
 
 
 @by_name
-def test_last_words_do_not_matter_to_one_that_has_spoken(recording: Recording) -> None:
+def test_stderr_does_not_matter_after_any_output(recording: Recording) -> None:
     lines = recording.lines()
     if any(line.dir == "out" for line in lines):
         for prose in CODEX.prose:
@@ -250,7 +250,7 @@ def test_last_words_do_not_matter_to_one_that_has_spoken(recording: Recording) -
 
 
 @pytest.mark.parametrize("value", GARBAGE, ids=str)
-def test_an_api_may_have_answered_anything(value: Any) -> None:
+def test_any_api_error_body_fails_the_turn(value: Any) -> None:
     recording = next(each for each in RECORDINGS if each.name == "16-http-400-context-window")
     answers = [value, {"error": value}, {"error": {"code": value, "message": value}}]
     for said in [*map(json.dumps, answers), "[" * 100_000, '{"error":']:
@@ -271,7 +271,7 @@ def _complained(message: Json, words: str) -> Json:
 
 
 @by_server
-def test_with_names_the_words_of_a_follow_up_do_not_matter(recording: Recording) -> None:
+def test_text_of_a_named_follow_up_does_not_matter(recording: Recording) -> None:
     lines = recording.lines()
 
     named = played(recording, list(_named(lines)))
@@ -315,9 +315,7 @@ def _fates(seen: Any) -> list[str]:
 
 @by_server
 @pytest.mark.parametrize("name", [None, "unknown"])
-def test_a_message_of_another_client_settles_no_offer(
-    recording: Recording, name: str | None
-) -> None:
+def test_message_of_another_client_settles_no_offer(recording: Recording, name: str | None) -> None:
     lines: list[RecordedLine] = []
     for line in recording.lines():
         if _item_of(line):
@@ -333,7 +331,7 @@ def test_a_message_of_another_client_settles_no_offer(
 # -- limits
 
 
-def test_a_limit_ends_when_all_that_is_used_up_begins_anew() -> None:
+def test_limit_ends_when_all_full_windows_are_reset() -> None:
     recording = next(each for each in RECORDINGS if each.name == "24-rate-limit-headers")
     path = ("params", "rateLimits")
 
@@ -357,7 +355,7 @@ def test_a_limit_ends_when_all_that_is_used_up_begins_anew() -> None:
 
 
 @by_name
-def test_what_was_used_before_is_not_billed_to_a_resumed_turn(recording: Recording) -> None:
+def test_usage_before_the_resume_is_not_counted(recording: Recording) -> None:
     if recording.one_shot:
         seen = played(recording, [RESUMED, *recording.lines()])
 
@@ -366,7 +364,7 @@ def test_what_was_used_before_is_not_billed_to_a_resumed_turn(recording: Recordi
 
 
 @by_name
-def test_a_resumed_turn_ends_as_any_other(recording: Recording) -> None:
+def test_resumed_turn_ends_like_any_other(recording: Recording) -> None:
     if recording.one_shot:
         seen = played(recording, [RESUMED, *recording.lines()])
 

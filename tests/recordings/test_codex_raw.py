@@ -12,7 +12,7 @@ by_name = pytest.mark.parametrize("recording", recordings("codex"), ids=str)
 
 
 @by_name
-def test_a_follow_up_is_absorbed_by_the_turn_it_was_written_into(recording: Recording) -> None:
+def test_follow_up_is_absorbed_by_the_turn_in_which_it_was_sent(recording: Recording) -> None:
     followups = read(recording.path, one_shot=recording.one_shot).followups
     fates = [event for event in events_of(recording.play()) if isinstance(event, Fate)]
     by_text = {fate.text: type(fate) for fate in fates}
@@ -23,7 +23,7 @@ def test_a_follow_up_is_absorbed_by_the_turn_it_was_written_into(recording: Reco
 
 
 @by_name
-def test_what_the_runs_have_used_is_what_their_threads_have_grown(recording: Recording) -> None:
+def test_usage_of_the_runs_is_the_growth_of_their_threads(recording: Recording) -> None:
     """By the first and the last total of each thread, whatever stands between them."""
     said = [message for way, message in frames(recording.path) if way == "out"]
     begun = [each["params"] for each in said if each.get("method") == "turn/started"]

@@ -24,7 +24,7 @@ _PRIVATE = re.compile(
 
 
 @by_name
-def test_a_recording_comes_to_what_is_expected(recording: Recording) -> None:
+def test_recording_gives_the_expected_events(recording: Recording) -> None:
     note, *expected = _expected(recording)
 
     assert note["checked"]
@@ -32,7 +32,7 @@ def test_a_recording_comes_to_what_is_expected(recording: Recording) -> None:
 
 
 @by_cli
-def test_the_command_says_the_same(cli: Cli, tmp_path: Path) -> None:
+def test_replay_command_prints_the_expected_events(cli: Cli, tmp_path: Path) -> None:
     recording = next(each for each in recordings(cli) if each.code == 0 and not each.one_shot)
     _, *expected = _expected(recording)
 
@@ -40,9 +40,7 @@ def test_the_command_says_the_same(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["41-exec-json-tool", "43-exec-resume-unknown"])
-def test_the_command_need_not_know_that_a_process_was_for_one_turn(
-    name: str, tmp_path: Path
-) -> None:
+def test_replay_command_works_without_the_one_shot_option(name: str, tmp_path: Path) -> None:
     recording = next(each for each in recordings("codex") if each.name == name)
     _, *expected = _expected(recording)
 
@@ -53,7 +51,7 @@ def test_the_command_need_not_know_that_a_process_was_for_one_turn(
 
 
 @by_cli
-def test_there_are_recordings_and_expectations_for_the_whole_index(cli: Cli) -> None:
+def test_every_recording_of_the_index_has_a_file_and_expected_events(cli: Cli) -> None:
     names = sorted(index(cli)["recordings"])
 
     assert len(names) >= AT_LEAST[cli]
@@ -62,7 +60,7 @@ def test_there_are_recordings_and_expectations_for_the_whole_index(cli: Cli) -> 
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_no_file_tells_of_a_machine_or_a_key(path: Path) -> None:
+def test_no_file_contains_a_machine_path_or_a_key(path: Path) -> None:
     assert _PRIVATE.findall(path.read_text("utf-8")) == []
     assert path.stat().st_size < 100_000
 

@@ -42,12 +42,12 @@ values = st.sampled_from(GARBAGE) | st.recursive(
 
 
 @by_name
-def test_runs_are_sound(recording: Recording) -> None:
+def test_runs_of_a_recording_are_consistent(recording: Recording) -> None:
     assert is_sound(recording.play())
 
 
 @by_name
-def test_a_tool_ends_under_the_name_and_input_it_was_started_with(recording: Recording) -> None:
+def test_tool_ends_with_the_name_and_input_of_its_start(recording: Recording) -> None:
     events = events_of(recording.play())
     started = [event for event in events if isinstance(event, ev.ToolStarted)]
     ended = [event for event in events if isinstance(event, ev.ToolCompleted | ev.ToolFailed)]
@@ -56,12 +56,12 @@ def test_a_tool_ends_under_the_name_and_input_it_was_started_with(recording: Rec
 
 
 @by_name
-def test_playing_twice_is_the_same(recording: Recording) -> None:
+def test_replay_is_deterministic(recording: Recording) -> None:
     assert recording.play() == recording.play()
 
 
 @by_name
-def test_one_may_go_on_from_the_state_saved_at_any_frame(recording: Recording) -> None:
+def test_restored_state_continues_at_any_frame(recording: Recording) -> None:
     frames = list(steps(recording.lines()))
     turns = TurnTracker(recording.dialect())
     saved, whole = [turns.save()], []
@@ -78,14 +78,14 @@ def test_one_may_go_on_from_the_state_saved_at_any_frame(recording: Recording) -
 
 
 @by_name
-def test_a_process_may_be_killed_at_any_line(recording: Recording) -> None:
+def test_kill_at_any_line_leaves_consistent_runs(recording: Recording) -> None:
     lines = recording.lines()
     for place in range(len(lines) + 1):
         assert is_sound(played(recording, lines[:place], KILLED))
 
 
 @by_name
-def test_what_was_told_before_a_kill_stays_told(recording: Recording) -> None:
+def test_events_before_a_kill_do_not_change(recording: Recording) -> None:
     lines, whole = recording.lines(), recording.play()
     for place in range(len(lines) + 1):
         cut = played(recording, lines[:place], KILLED)
@@ -95,7 +95,7 @@ def test_what_was_told_before_a_kill_stays_told(recording: Recording) -> None:
 
 
 @given(any_recording, st.data())
-def test_chunks_make_no_difference(recording: Recording, data: st.DataObject) -> None:
+def test_frames_do_not_depend_on_the_chunks(recording: Recording, data: st.DataObject) -> None:
     lines = recording.lines()
     journal = b"".join(raw_of(line) + b"\n" for line in lines if line.dir == "out")
     places = sorted(data.draw(st.lists(st.integers(0, len(journal)), max_size=20)))
@@ -108,7 +108,7 @@ def test_chunks_make_no_difference(recording: Recording, data: st.DataObject) ->
 
 
 @by_name
-def test_an_unknown_line_is_kept_and_changes_nothing(recording: Recording) -> None:
+def test_unknown_line_is_kept_and_changes_nothing(recording: Recording) -> None:
     lines, before = recording.lines(), told(recording, recording.lines())
     noise = SHAPES[recording.cli].noise
     for place in range(len(lines) + 1):
@@ -127,7 +127,7 @@ def test_unknown_fields_change_nothing(recording: Recording) -> None:
 
 
 @by_name
-def test_names_do_not_matter(recording: Recording) -> None:
+def test_ids_do_not_matter(recording: Recording) -> None:
     lines, shape = recording.lines(), SHAPES[recording.cli]
     others = [replace(line, msg=shape.renamed(line.msg)) for line in lines]
 
@@ -135,7 +135,7 @@ def test_names_do_not_matter(recording: Recording) -> None:
 
 
 @by_name
-def test_words_do_not_matter(recording: Recording) -> None:
+def test_error_texts_do_not_matter(recording: Recording) -> None:
     lines, before, shape = recording.lines(), outcomes(recording.play()), SHAPES[recording.cli]
     for prose in shape.prose:
         others = changed(lines, shape.reworded, lambda _, prose=prose: prose)
@@ -143,7 +143,7 @@ def test_words_do_not_matter(recording: Recording) -> None:
 
 
 @by_name
-def test_a_single_turn_ends_the_same_without_the_one_shot_option(recording: Recording) -> None:
+def test_single_turn_ends_the_same_without_the_one_shot_option(recording: Recording) -> None:
     if recording.one_shot:
         other = dataclasses.replace(recording, one_shot=False)
         assert outcomes(other.play()) == outcomes(recording.play())
@@ -151,7 +151,7 @@ def test_a_single_turn_ends_the_same_without_the_one_shot_option(recording: Reco
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_frame_may_say_anything(kind: str) -> None:
+def test_garbled_frame_leaves_consistent_runs(kind: str) -> None:
     recording, place, lines, message = _frame(kind)
     for value in GARBAGE:
         lines[place] = replace(lines[place], msg=SHAPES[recording.cli].garbled(message, value))
@@ -162,7 +162,7 @@ def test_a_frame_may_say_anything(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_frame_may_say_nothing(kind: str) -> None:
+def test_empty_frame_leaves_consistent_runs(kind: str) -> None:
     recording, place, lines, message = _frame(kind)
     lines[place] = replace(lines[place], msg=SHAPES[recording.cli].emptied(message))
 
@@ -170,7 +170,7 @@ def test_a_frame_may_say_nothing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if " out " in kind])
-def test_what_says_something_is_kept_when_it_cannot_be_read(kind: str) -> None:
+def test_unreadable_frame_is_kept(kind: str) -> None:
     recording, place, lines, message = _frame(kind)
     garbage = replace(lines[place], msg=SHAPES[recording.cli].garbled(message, [[]]))
     said, instead = (
@@ -183,7 +183,7 @@ def test_what_says_something_is_kept_when_it_cannot_be_read(kind: str) -> None:
 
 
 @by_name
-def test_an_answer_is_not_lost_for_what_is_said_beside_it(recording: Recording) -> None:
+def test_garbled_details_do_not_change_the_answer(recording: Recording) -> None:
     lines, before, shape = recording.lines(), texts(recording.play()), SHAPES[recording.cli]
     for value in GARBAGE:
         others = changed(lines, shape.beside, value)
@@ -192,7 +192,9 @@ def test_an_answer_is_not_lost_for_what_is_said_beside_it(recording: Recording) 
 
 @settings(max_examples=400)
 @given(any_recording, st.data())
-def test_any_part_of_any_frame_may_be_anything(recording: Recording, data: st.DataObject) -> None:
+def test_any_change_of_a_frame_leaves_consistent_runs(
+    recording: Recording, data: st.DataObject
+) -> None:
     lines = recording.lines()
     places = [n for n, line in enumerate(lines) if isinstance(line.msg, dict)]
     place = data.draw(st.sampled_from(places or [0]))
@@ -207,7 +209,7 @@ def test_any_part_of_any_frame_may_be_anything(recording: Recording, data: st.Da
 
 @settings(max_examples=200)
 @given(any_recording, st.data())
-def test_lines_may_be_lost_doubled_and_out_of_order(
+def test_lost_and_repeated_lines_leave_consistent_runs(
     recording: Recording, data: st.DataObject
 ) -> None:
     lines = recording.lines()

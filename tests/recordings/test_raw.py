@@ -53,45 +53,45 @@ def told(recording: Recording) -> Told:
     return Told(seen, [[_known(each) for each in run] for run in runs])
 
 
-def test_each_turn_ends_as_its_result_says(raw: Reading, told: Told) -> None:
+def test_turn_ends_as_its_result_states(raw: Reading, told: Told) -> None:
     assert [end.status for end in told.ends()] == [turn.outcome for turn in raw.turns]
 
 
-def test_whatever_did_not_complete_says_why(raw: Reading, told: Told) -> None:
+def test_failed_and_rate_limited_turns_have_an_error(raw: Reading, told: Told) -> None:
     for end in told.ends():
         assert (end.error is not None) == (end.status in ("failed", "rate_limited"))
 
 
-def test_a_failure_is_told_in_the_words_of_the_cli(raw: Reading, told: Told) -> None:
+def test_error_message_is_the_message_of_the_cli(raw: Reading, told: Told) -> None:
     for turn, end in zip(raw.turns, told.ends(), strict=True):
         if end.error and turn.complaint:
             assert end.error.message == turn.complaint
 
 
-def test_the_kind_of_a_failure_is_that_of_its_structure(raw: Reading, told: Told) -> None:
+def test_error_code_follows_the_structure(raw: Reading, told: Told) -> None:
     for turn, end in zip(raw.turns, told.ends(), strict=True):
         if turn.code:
             assert end.error
             assert end.error.code == turn.code
 
 
-def test_a_limit_is_told_with_the_time_it_ends(raw: Reading, told: Told) -> None:
+def test_rate_limit_has_its_reset_time(raw: Reading, told: Told) -> None:
     for turn, end in zip(raw.turns, told.ends(), strict=True):
         at = end.error.retry_at.timestamp() if end.error and end.error.retry_at else None
         assert at == turn.resets_at
 
 
-def test_the_answer_is_that_of_the_result(raw: Reading, told: Told) -> None:
+def test_answer_is_the_text_of_the_result(raw: Reading, told: Told) -> None:
     assert [end.text or "" for end in told.ends()] == [turn.text or "" for turn in raw.turns]
 
 
-def test_every_text_is_told_once_in_its_turn(raw: Reading, told: Told) -> None:
+def test_every_text_is_reported_once_in_its_turn(raw: Reading, told: Told) -> None:
     texts = [[e.text for e in run if isinstance(e, ev.TextFinal)] for run in told.runs]
 
     assert texts == [turn.texts for turn in raw.turns]
 
 
-def test_deltas_are_those_of_the_stream(raw: Reading, told: Told) -> None:
+def test_deltas_equal_the_stream(raw: Reading, told: Told) -> None:
     for turn, run in zip(raw.turns, told.runs, strict=True):
         text = "".join(e.text for e in run if isinstance(e, ev.TextDelta))
         thinking = "".join(e.text for e in run if isinstance(e, ev.ThinkingDelta))
@@ -100,7 +100,7 @@ def test_deltas_are_those_of_the_stream(raw: Reading, told: Told) -> None:
         assert thinking == (turn.thinking_deltas or "".join(turn.thoughts))
 
 
-def test_tools_are_started_and_ended_as_printed(raw: Reading, told: Told) -> None:
+def test_tools_are_reported_as_printed(raw: Reading, told: Told) -> None:
     for turn, run in zip(raw.turns, told.runs, strict=True):
         started = [
             Use(e.tool_call_id, e.tool_name, e.tool_input)
@@ -117,7 +117,7 @@ def test_tools_are_started_and_ended_as_printed(raw: Reading, told: Told) -> Non
         assert ended == turn.closed
 
 
-def test_a_tool_that_was_not_answered_is_given_up(raw: Reading, told: Told) -> None:
+def test_unfinished_tool_is_closed(raw: Reading, told: Told) -> None:
     for turn, run in zip(raw.turns, told.runs, strict=True):
         answered = {result.id for result in turn.closed}
         given_up = [
@@ -127,7 +127,7 @@ def test_a_tool_that_was_not_answered_is_given_up(raw: Reading, told: Told) -> N
         assert given_up == [use.id for use in turn.opened if use.id not in answered]
 
 
-def test_the_token_is_the_session_that_was_printed(raw: Reading, told: Told) -> None:
+def test_token_is_the_printed_session(raw: Reading, told: Told) -> None:
     bound = [event.token for event in told.of(ev.TokenBound)]
     rotated = [event.token for event in told.of(ev.TokenRotated)]
 
@@ -136,7 +136,7 @@ def test_the_token_is_the_session_that_was_printed(raw: Reading, told: Told) -> 
         assert len(bound) == 1
 
 
-def test_a_run_ends_with_the_token_to_go_on_with(raw: Reading, told: Told) -> None:
+def test_run_ends_with_its_resume_token(raw: Reading, told: Told) -> None:
     token = None
     for seen in told.all:
         if isinstance(seen.event, ev.TokenBound | ev.TokenRotated):
@@ -147,34 +147,34 @@ def test_a_run_ends_with_the_token_to_go_on_with(raw: Reading, told: Told) -> No
         assert token == raw.sessions[-1]
 
 
-def test_the_model_is_told_when_it_changes(raw: Reading, told: Told) -> None:
+def test_model_is_reported_when_it_changes(raw: Reading, told: Told) -> None:
     models = [event.model for event in told.of(ev.StatsUpdated) if event.model]
 
     assert [model for model, _ in groupby(models)] == raw.models
 
 
-def test_money_is_the_difference_of_the_totals(raw: Reading, told: Told) -> None:
+def test_cost_of_a_turn_is_the_growth_of_the_total(raw: Reading, told: Told) -> None:
     for turn, end in zip(raw.turns, told.ends(), strict=True):
         usd = end.cost.usd if end.cost.kind == "known" else None
         assert usd == (None if turn.usd is None else pytest.approx(turn.usd, abs=1e-9))
 
 
-def test_all_the_money_is_told(raw: Reading, told: Told) -> None:
+def test_sum_of_all_costs_is_the_total(raw: Reading, told: Told) -> None:
     known = [end.cost.usd or 0 for end in told.ends() if end.cost.kind == "known"]
 
     assert sum(known) == pytest.approx(raw.total_usd, abs=1e-9)
 
 
-def test_no_cost_is_estimated_without_counted_tokens(raw: Reading, told: Told) -> None:
+def test_cost_without_counted_tokens_is_not_estimated(raw: Reading, told: Told) -> None:
     for turn, end in zip(raw.turns, told.ends(), strict=True):
         assert end.cost.kind != "estimated" or (turn.tokens and turn.usd is None)
 
 
-def test_tokens_are_the_difference_of_the_totals(raw: Reading, told: Told) -> None:
+def test_usage_of_a_turn_is_the_growth_of_the_total(raw: Reading, told: Told) -> None:
     assert [_tokens(end.usage) for end in told.ends()] == [turn.tokens for turn in raw.turns]
 
 
-def test_retries_are_told(raw: Reading, told: Told) -> None:
+def test_retries_are_reported(raw: Reading, told: Told) -> None:
     retries = [[e for e in run if isinstance(e, ev.ProviderRetrying)] for run in told.runs]
 
     for turn, told_retries in zip(raw.turns, retries, strict=True):
@@ -183,7 +183,7 @@ def test_retries_are_told(raw: Reading, told: Told) -> None:
             assert [retry.reason for retry in told_retries] == turn.retry_codes
 
 
-def test_each_question_is_asked_and_settled_once(raw: Reading, told: Told) -> None:
+def test_each_approval_is_requested_and_resolved_once(raw: Reading, told: Told) -> None:
     asked, resolved = told.of(ev.ApprovalRequested), told.of(ev.ApprovalResolved)
 
     assert [event.tool_call_id for event in asked] == list(raw.asked.values())
@@ -191,39 +191,39 @@ def test_each_question_is_asked_and_settled_once(raw: Reading, told: Told) -> No
     assert [event.verdict for event in resolved] == [raw.answers[name] for name in raw.asked]
 
 
-def test_compactions_are_told(raw: Reading, told: Told) -> None:
+def test_compactions_are_reported(raw: Reading, told: Told) -> None:
     done = [(e.trigger, e.tokens_before, e.tokens_after) for e in told.of(ev.CompactionCompleted)]
 
     assert done == raw.compactions
     assert len(told.of(ev.CompactionStarted)) == len(done)
 
 
-def test_follow_ups_are_the_lines_written_into_an_open_turn(raw: Reading, told: Told) -> None:
+def test_follow_ups_are_the_lines_sent_during_a_turn(raw: Reading, told: Told) -> None:
     offered = [event.text for event in told.of(ev.FollowupOffered)]
 
     assert offered == [line.text for line in raw.followups]
 
 
-def test_each_follow_up_has_one_fate(told: Told) -> None:
+def test_each_follow_up_is_settled_once(told: Told) -> None:
     offered = [event.item for event in told.of(ev.FollowupOffered)]
 
     assert sorted(fate.item for fate in _fates(told)) == sorted(offered)
 
 
-def test_no_line_is_lost_or_run_twice(raw: Reading, told: Told) -> None:
+def test_no_sent_line_is_lost_or_run_twice(raw: Reading, told: Told) -> None:
     if raw.lines:
         not_run = len(told.of(ev.FollowupAbsorbed)) + len(told.of(ev.FollowupReturned))
         nobodys = sum(turn.is_self for turn in raw.turns)
         assert len(told.runs) + not_run == len(raw.lines) + nobodys
 
 
-def test_what_was_not_taken_is_returned_and_nothing_else(raw: Reading, told: Told) -> None:
+def test_exactly_the_unabsorbed_follow_ups_are_returned(raw: Reading, told: Told) -> None:
     returned = [event.text for event in told.of(ev.FollowupReturned)]
 
     assert sorted(returned) == sorted(line.text for line in raw.followups if line.is_returned)
 
 
-def test_an_echo_settles_a_follow_up_where_it_stands(raw: Reading, told: Told) -> None:
+def test_echo_settles_a_follow_up_at_its_place(raw: Reading, told: Told) -> None:
     fates = {fate.text: fate for fate in _fates(told)}
     for line in raw.followups:
         fate = fates[line.text]
@@ -236,11 +236,11 @@ def test_an_echo_settles_a_follow_up_where_it_stands(raw: Reading, told: Told) -
             )
 
 
-def test_nothing_is_unknown(told: Told) -> None:
+def test_no_frame_is_unknown(told: Told) -> None:
     assert told.of(ev.Unknown) == []
 
 
-def test_a_turn_that_was_cut_short_has_failed(raw: Reading, told: Told) -> None:
+def test_turn_without_an_end_fails(raw: Reading, told: Told) -> None:
     for turn, end in zip(raw.turns, told.ends(), strict=True):
         if turn.is_cut_short:
             assert end.status == "failed"

@@ -6,9 +6,9 @@ from typing import Any
 from steadyrun.dialect import LaunchRequest, Turn
 from steadyrun.providers.claude.dialect import Claude
 from steadyrun.providers.claude.launch import ClaudeOptions, to_uuid
-from tests.support.dialect_talker import Line, Talker, the_end, told
+from tests.support.dialect_talker import Line, Talker, get_end, told
 
-__all__ = ["Line", "the_end", "told"]
+__all__ = ["Line", "get_end", "told"]
 T1 = to_uuid("t1")
 REQUEST = LaunchRequest(Turn("t1", "hello"), "/")
 
@@ -21,10 +21,10 @@ class Talk(Talker[Claude]):
 
 
 def ready() -> Talk:
-    """One that has shaken hands."""
+    """A driver after the handshake."""
     talk = Talk()
-    talk.tell(*talk.dialect.open(REQUEST))
-    talk.hear(reply("open"))
+    talk.send(*talk.dialect.open(REQUEST))
+    talk.receive(reply("open"))
     return talk
 
 
@@ -32,7 +32,7 @@ def working() -> Talk:
     """One with the turn t1 open, and its first words of the turn printed."""
     talk = ready()
     talk.turn()
-    talk.hear(state("running"), init())
+    talk.receive(state("running"), init())
     return talk
 
 

@@ -29,25 +29,27 @@ class CliHome:
     def __init__(self, place: Path) -> None:
         self.place, self.path = place, place / "home"
         self.started: list[subprocess.Popen[str]] = []
+        # More variables for the commands that `start` starts.
+        self.variables: dict[str, str] = {}
 
     def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
         return steadyrun(self.path, *words)
 
     def up(self, *words: str) -> "subprocess.Popen[str]":
-        """A daemon in the foreground, once it has said that it is up."""
+        """Start a daemon in the foreground and wait until it reports that it is up."""
         daemon = self.start("up", *words)
         assert daemon.stdout
         assert "up" in daemon.stdout.readline()
         return daemon
 
     def start(self, *words: str, into: Path | None = None) -> "subprocess.Popen[str]":
-        """A command that goes on; what it prints can be read from a pipe, or from a file."""
+        """Start a command and do not wait for its end; its output goes to a pipe or a file."""
         with ExitStack() as stack:
             log = stack.enter_context((self.place / "log").open("a"))
             out = stack.enter_context(into.open("w")) if into else subprocess.PIPE
             daemon = subprocess.Popen(
                 [COMMAND, *words],
-                env=environment(self.path),
+                env={**environment(self.path), **self.variables},
                 cwd=self.place,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -89,11 +91,11 @@ class CliHome:
         return found
 
     def processes(self) -> list[Process]:
-        found: list[Process] = self.read(lambda store: store.open_processes())
+        found: list[Process] = self.read(lambda store: store.processes())
         return found
 
     def events(self) -> list[StoredEvent]:
-        found: list[StoredEvent] = self.read(lambda store: store.events(limit=ALL))
+        found: list[StoredEvent] = self.read(_read_events)
         return found
 
     def texts(self) -> list[str]:
@@ -104,11 +106,11 @@ class CliHome:
         return [each.name for each in (self.path / "processes").iterdir()]
 
     def read_log(self) -> list[str]:
-        """What the daemons have told."""
+        """The log lines of the daemons."""
         return (self.place / "log").read_text().splitlines()
 
     def list_approvals(self) -> list[Any]:
-        """What persons are asked now."""
+        """The approvals as the command lists them."""
         found: list[Any] = json.loads(self.run("approvals", "--json").stdout)["approvals"]
         return found
 
@@ -116,6 +118,14 @@ class CliHome:
         """Every process that any keeper of this home has started."""
         names = [each.name for each in (self.path / "processes").glob("*")]
         return [pid for name in names for pid in keeper.find_marked(name)]
+
+
+async def _read_events(store: SqliteStore) -> list[StoredEvent]:
+    found: list[StoredEvent] = []
+    # A page of large events is shorter than the limit.
+    while page := await store.events(found[-1].cursor if found else 0, limit=ALL):
+        found += page
+    return found
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from steadyrun.model import event as ev
-from steadyrun.testing.model_servers.anthropic import ServerSteps, answer
-from steadyrun.testing.model_servers.content import ModelAnswer
+from steadyrun.testing.model_servers.content import ModelAnswer, answer
+from steadyrun.testing.model_servers.protocol import ServerSteps
 from tests.support.killed_driver import (
     find_cli,
     read_process_state,
@@ -49,7 +49,7 @@ def stopped_codex_harness(folder: Path, script: ServerSteps) -> AbstractContextM
 
 
 async def wait_for_stopped_cli(harness: CliHarness) -> int:
-    """It, once it waits and was told to begin."""
+    """The stopped Codex, after the handshake was sent to it."""
     await wait_for_bytes(harness, b"thread/start", "sent")
     cli = find_cli(harness)
     await wait_for(lambda: read_process_state(cli) == "T", "the CLI that waits")
@@ -63,7 +63,7 @@ def continue_cli(harness: CliHarness) -> None:
 
 
 def check_event_order(record: RunRecord) -> None:
-    """No event is lost or told twice, and the last one is the run's end."""
+    """No event is missing or stored twice, and the last one is the run's end."""
     assert [seen.seq for seen in record.stored] == list(range(1, len(record.stored) + 1))
     assert len({seen.id for seen in record.stored}) == len(record.stored)
     assert isinstance(record.stored[-1].event, ev.RunEnded)

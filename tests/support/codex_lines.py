@@ -19,28 +19,28 @@ class Talk(Talker[Codex]):
         super().__init__(Codex(options))
 
 
-def shaken(request: LaunchRequest = REQUEST, *answers: Line) -> Talk:
-    """One to which hands were held out, and who has answered this."""
+def make_greeted(request: LaunchRequest = REQUEST, *answers: Line) -> Talk:
+    """A driver after the handshake request, with this reply."""
     talk = Talk()
-    talk.tell(*talk.dialect.open(request))
-    talk.hear(*answers)
+    talk.send(*talk.dialect.open(request))
+    talk.receive(*answers)
     return talk
 
 
 def ready(request: LaunchRequest = REQUEST) -> Talk:
-    """One that has shaken hands: its thread is th1, its model m1."""
-    return shaken(request, reply("open"), opened())
+    """A driver after the handshake; its thread is th1, its model m1."""
+    return make_greeted(request, reply("open"), opened())
 
 
 def working(turn: str = "turn1") -> Talk:
     """One with the turn t1 open, which Codex calls turn1."""
     talk = ready()
     talk.turn()
-    talk.hear(reply("begin:t1", turn={"id": turn}), started(turn), user("t1"))
+    talk.receive(reply("begin:t1", turn={"id": turn}), started(turn), user("t1"))
     return talk
 
 
-# -- answers, and news of the turn
+# -- replies, and notifications of the turn
 
 
 def reply(request: str, /, **result: Any) -> Line:
@@ -55,12 +55,12 @@ def opened(thread: str = "th1", model: str = "m1", mode: str = "default") -> Lin
     return reply(f"thread:{mode}", thread={"id": thread}, model=model)
 
 
-def news(method: str, **params: Any) -> Line:
+def make_notification(method: str, **params: Any) -> Line:
     return {"method": method, "params": {"threadId": "th1", **params}, "emittedAtMs": 1}
 
 
 def started(turn: str = "turn1", **more: Any) -> Line:
-    return news("turn/started", turn={"id": turn, "status": "inProgress"}, **more)
+    return make_notification("turn/started", turn={"id": turn, "status": "inProgress"}, **more)
 
 
 def completed(
@@ -68,7 +68,7 @@ def completed(
 ) -> Line:
     items = [] if words is None else [{"type": "agentMessage", "id": "m0", "text": words}]
     body = {"id": turn, "status": "completed", "items": items, **fields}
-    return news("turn/completed", turn=body, threadId=thread)
+    return make_notification("turn/completed", turn=body, threadId=thread)
 
 
 def interrupted(turn: str = "turn1") -> Line:
@@ -82,24 +82,26 @@ def failed(info: Any = None, message: str = "sorry", turn: str = "turn1") -> Lin
 
 def error(info: Any = None, *, will_retry: bool = True, turn: str = "turn1") -> Line:
     said = {"message": "sorry", "codexErrorInfo": info}
-    return news("error", error=said, willRetry=will_retry, turnId=turn)
+    return make_notification("error", error=said, willRetry=will_retry, turnId=turn)
 
 
 def hook(status: str, *words: str, event: str = "userPromptSubmit", turn: str = "turn1") -> Line:
     entries = [{"kind": "feedback", "text": each} for each in words]
     run = {"id": "h1", "eventName": event, "status": status, "entries": entries}
-    return news("hook/completed", run=run, turnId=turn)
+    return make_notification("hook/completed", run=run, turnId=turn)
 
 
 # -- its steps
 
 
 def begun(kind: str, item: str = "i1", /, turn: str = "turn1", **fields: Any) -> Line:
-    return news("item/started", item={"type": kind, "id": item, **fields}, turnId=turn)
+    return make_notification("item/started", item={"type": kind, "id": item, **fields}, turnId=turn)
 
 
 def done(kind: str, item: str = "i1", /, turn: str = "turn1", **fields: Any) -> Line:
-    return news("item/completed", item={"type": kind, "id": item, **fields}, turnId=turn)
+    return make_notification(
+        "item/completed", item={"type": kind, "id": item, **fields}, turnId=turn
+    )
 
 
 def user(client: str | None, words: str = "hello", turn: str = "turn1") -> Line:
@@ -112,7 +114,9 @@ def text(words: str, phase: str | None = None, **more: Any) -> Line:
 
 
 def delta(words: str, **more: Any) -> Line:
-    return news("item/agentMessage/delta", itemId="m1", delta=words, **{"turnId": "turn1", **more})
+    return make_notification(
+        "item/agentMessage/delta", itemId="m1", delta=words, **{"turnId": "turn1", **more}
+    )
 
 
 def command(item: str = "c1", process: str | None = "7", **more: Any) -> Line:
@@ -135,7 +139,7 @@ def usage(
     total: dict[str, int], last: dict[str, int] | None = None, turn: str = "turn1", **more: Any
 ) -> Line:
     found = {"total": total, "last": last or total, "modelContextWindow": 1000}
-    return news("thread/tokenUsage/updated", turnId=turn, tokenUsage=found, **more)
+    return make_notification("thread/tokenUsage/updated", turnId=turn, tokenUsage=found, **more)
 
 
 def limits(primary: Any = None, secondary: Any = None, limit: str | None = "codex") -> Line:
@@ -162,11 +166,11 @@ def question(method: str, request: Any = 0, **params: Any) -> Line:
 
 
 def resolved(request: Any = 0) -> Line:
-    return news("serverRequest/resolved", requestId=request)
+    return make_notification("serverRequest/resolved", requestId=request)
 
 
 def approval_of(said: list[DialectOutput]) -> str:
-    """The name of the question that was told last."""
+    """The id of the approval that was requested last."""
     name = getattr(said[-1], "approval", None)
     assert isinstance(name, str)
     return name

@@ -10,7 +10,7 @@ LIMIT_SECONDS = 60
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Nothing of the machine's but the path to programs; a home of its own."""
+    """An environment with PATH and its own home, and no other variable of the machine."""
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": str(home),
@@ -22,7 +22,7 @@ def environment(home: Path) -> dict[str, str]:
 def steadyrun(
     home: Path, *words: str, cwd: Path | None = None, wrapper: tuple[str, ...] = ()
 ) -> "subprocess.CompletedProcess[str]":
-    """Run the command to its end. A traceback is never right, whatever was typed."""
+    """Run the command to its end. A traceback fails the test."""
     done = subprocess.run(
         [*wrapper, COMMAND, *words],
         env=environment(home),
@@ -40,7 +40,7 @@ def steadyrun(
 def first_run(home: Path) -> str:
     """Write one made-up run; return its id."""
     subprocess.run(
-        [sys.executable, ROOT / "tests/children/made_up_run.py"],
+        [sys.executable, ROOT / "tests/children/sample_run.py"],
         env=environment(home),
         check=True,
         capture_output=True,

@@ -1,8 +1,8 @@
-"""A team at work: a daemon in this process, real keepers, scripted CLIs.
+"""Runs a daemon in the process of the test, with real keepers and scripted CLIs.
 
-async with working(tmp_path) as team:
-    ada = await team.hire("ada")
-    item = await team.settled(await team.send(ada, says("hello")))
+async with running_daemon(tmp_path) as harness:
+    ada = await harness.add_agent("ada")
+    item = await harness.send_and_wait(ada, say("hello"))
 """
 
 import logging
@@ -33,10 +33,11 @@ from steadyrun.model.ids import AgentId, Ids, ItemId
 from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Run
 from steadyrun.model.secret import Scrubber
+from steadyrun.runtime.agent.worker import AgentWorker
 from steadyrun.runtime.daemon import Daemon
 from steadyrun.runtime.log import JsonLogFormatter
 from steadyrun.runtime.process_pool import Capacity
-from steadyrun.store import Store
+from steadyrun.store import MaintainedStore
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children.keeper_driver import eventually
 from tests.support.real_cli_harness import find_processes_of
@@ -45,7 +46,7 @@ from tests.support.real_cli_harness import find_processes_of
 TIMEOUT_SECONDS = 120.0
 KEY = b"k" * 32
 ALL = 100_000
-_DAEMON = Path(__file__).parents[1] / "children" / "team_daemon.py"
+_DAEMON = Path(__file__).parents[1] / "children" / "killable_daemon.py"
 DEFAULT_CAPACITY = Capacity()
 
 Event = TypeVar("Event")
@@ -75,10 +76,10 @@ class FileGates:
 
 @dataclass
 class HomeHarness:
-    """A home with agents, and what a person would do there; a daemon may be anywhere."""
+    """A home with agents, and the actions of its users; a daemon may run in another process."""
 
     place: Path
-    store: Store
+    store: MaintainedStore
     gates: FileGates = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +103,14 @@ class HomeHarness:
         """An item that was sent and is settled."""
         return await self.wait_until_settled(await self.send(agent, text, **fields))
 
+    async def send_waiting(self, agent: AgentId, *after: object) -> ItemId:
+        """An item whose turn has begun and waits for the gate "go" in its first step. The scripted
+        CLI absorbs messages only between two steps, so it absorbs none before the gate is open."""
+        before = len(await self.events_of(agent, ev.RunStarted))
+        item = await self.send(agent, script(self.gates.wait_step("go"), *after))
+        await self.wait_for_event(agent, ev.RunStarted, before + 1)
+        return item
+
     async def wait_until_settled(self, item: ItemId) -> Item:
         agent = (await self.store.item(item)).agent
         await self.wait_until(agent, self._is_settled(item))
@@ -114,7 +123,7 @@ class HomeHarness:
         return is_it
 
     async def wait_until(self, agent: AgentId | None, is_it: Callable[[], Awaitable[bool]]) -> None:
-        """Wait for what the store will say of an agent, or of all."""
+        """Wait until a condition about an agent, or all agents, holds in the store."""
         with self.store.hints.watch(agent) as watch:
             while not await is_it():
                 await watch.wait(0.5)
@@ -165,7 +174,7 @@ class HomeHarness:
         return [each.text for each in await self.events_of(agent, ev.Note)]
 
     async def find_process(self, agent: AgentId) -> str:
-        [process] = await self.store.open_processes(agent)
+        [process] = [each for each in await self.store.processes() if each.agent == agent]
         return process.id
 
 
@@ -175,6 +184,12 @@ class DaemonHarness(HomeHarness):
 
     daemon: Daemon
     log: "CapturedLog"
+
+    def find_worker(self, agent: AgentId) -> AgentWorker:
+        """The worker of an agent whose lane the daemon holds."""
+        worker = self.daemon.workers.find(agent)
+        assert worker
+        return worker
 
 
 @asynccontextmanager
@@ -186,7 +201,7 @@ async def count_most_processes(home: HomeHarness) -> AsyncIterator[list[int]]:
     async def look() -> None:
         with home.store.hints.watch(None) as watch:
             while True:
-                most[0] = max(most[0], len(await home.store.open_processes()))
+                most[0] = max(most[0], len(await home.store.processes()))
                 await watch.wait(0.05)
 
     async with anyio.create_task_group() as tasks:
@@ -196,7 +211,7 @@ async def count_most_processes(home: HomeHarness) -> AsyncIterator[list[int]]:
 
 
 def read_turns(place: Path) -> list[tuple[str, str]]:
-    """Every turn that any process of this home was told: the run and the text, in order."""
+    """Every turn that was sent to a process of this home: the run and the text, in order."""
     found = []
     for directory in (place / "home" / "processes").glob("*"):
         for frame in read_sent(directory, 0):
@@ -211,7 +226,7 @@ def count_sent(place: Path, words: str) -> int:
 
 
 def find_cli(process: str) -> int:
-    """The CLI itself: the oldest of what carries its mark."""
+    """Find the CLI: the oldest process with its mark."""
     return min(keeper.find_marked(process))
 
 
@@ -281,7 +296,7 @@ class KillableDaemon:
         assert said == b"up\n", said
 
     async def wait_until_killed(self) -> None:
-        """It has come to its step."""
+        """Wait until the daemon has killed itself at its step."""
         code = await anyio.to_thread.run_sync(self._process.wait, TIMEOUT_SECONDS)
         assert code == -signal.SIGKILL
 
@@ -312,33 +327,34 @@ async def running_daemon(
     *,
     config: str = "",
     clock: Clock | None = None,
-    wrap_store: Callable[[Store], Store] = lambda store: store,
+    wrap_store: Callable[[MaintainedStore], MaintainedStore] = lambda store: store,
     drain: float = 10.0,
     has_bugs: bool = False,
-    **limits: float | None,
+    **limits: float,
 ) -> AsyncIterator[DaemonHarness]:
-    """A daemon at work, stopped in the end; nothing may be left running behind it.
+    """A daemon that is stopped at the end of the block; no process may be left then.
 
-    `watched` is what the daemon sees of its store.
+    The daemon uses the store that `wrap_store` returns.
     """
     home = place / "home"
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(config)
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(place)}
     settings = load(home=home, cwd=place, environ=environ)
-    with anyio.fail_after(TIMEOUT_SECONDS), capture_log(has_bugs=has_bugs) as told:
+    with anyio.fail_after(TIMEOUT_SECONDS), capture_log(has_bugs=has_bugs) as log:
         async with (
             open_runtime(settings, kind="daemon", machine="here") as usual,
             task_group() as tasks,
         ):
-            around = replace(usual, timeouts=msgspec.structs.replace(usual.timeouts, **limits))
-            store = wrap_store(around.store)
-            around = replace(around, clock=clock or around.clock, store=store)
-            daemon = Daemon(around, tasks, capacity=capacity, key=KEY)
+            seconds = {f"{name}_seconds": limit for name, limit in limits.items()}
+            deps = replace(usual, timeouts=msgspec.structs.replace(usual.timeouts, **seconds))
+            store = wrap_store(deps.store)
+            deps = replace(deps, clock=clock or deps.clock, store=store)
+            daemon = Daemon(deps, tasks, capacity=capacity, key=KEY)
             await daemon.recover()
             tasks.start_soon(daemon.serve)
-            yield DaemonHarness(place, usual.store, daemon, told)
+            yield DaemonHarness(place, usual.store, daemon, log)
             await daemon.shut_down(drain_seconds=drain, keep=False)
             tasks.cancel_scope.cancel()
-    # A keeper says that all is over, and then ends itself.
+    # A keeper reports the end of its CLI shortly before it exits itself.
     eventually(lambda: not find_processes_of(place), "the end of all that was started")

@@ -20,12 +20,12 @@ class Talker(Generic[D]):
 
     def __init__(self, dialect: D) -> None:
         self.dialect = dialect
-        # What has passed; only what was sent has a number.
+        # All frames in order; only sent frames have a number.
         self.log: list[Frame] = []
         self._place, self._number = 0, 0
 
-    def hear(self, *lines: Line) -> list[DialectOutput]:
-        """These were printed."""
+    def receive(self, *lines: Line) -> list[DialectOutput]:
+        """Pass printed lines to the Dialect."""
         said: list[DialectOutput] = []
         for line in lines:
             raw = line if isinstance(line, bytes) else json.dumps(line).encode()
@@ -34,8 +34,8 @@ class Talker(Generic[D]):
             said += self.dialect.receive(self.log[-1])
         return said
 
-    def tell(self, *sends: Send | Refused | None) -> list[DialectOutput]:
-        """These were sent."""
+    def send(self, *sends: Send | Refused | None) -> list[DialectOutput]:
+        """Report lines as sent."""
         said: list[DialectOutput] = []
         for send in sends:
             assert isinstance(send, Send)
@@ -52,11 +52,11 @@ class Talker(Generic[D]):
         return self.dialect.on_sent(self.log[-1])
 
     def turn(self, key: str = "t1", text: str = "hello") -> list[DialectOutput]:
-        return self.tell(*self.dialect.begin(Turn(key, text)))
+        return self.send(*self.dialect.begin(Turn(key, text)))
 
 
 def play(turns: TurnTracker, frames: list[Frame]) -> list[TrackedOutput]:
-    """What came of frames that have passed."""
+    """The output of the tracker for these frames."""
     return [
         each
         for frame in frames
@@ -64,10 +64,17 @@ def play(turns: TurnTracker, frames: list[Frame]) -> list[TrackedOutput]:
     ]
 
 
-def the_end(said: list[DialectOutput]) -> TurnEnded:
-    """The last thing said."""
+def get_end(said: list[DialectOutput]) -> TurnEnded:
+    """The last output, which must be the end of a turn."""
     assert isinstance(said[-1], TurnEnded)
     return said[-1]
+
+
+def the_error(said: list[DialectOutput]) -> ev.ErrorFact:
+    """The error of the turn that ended last."""
+    error = get_end(said).error
+    assert error is not None
+    return error
 
 
 def fates(said: list[DialectOutput]) -> list[DialectOutput]:

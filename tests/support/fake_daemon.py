@@ -1,12 +1,12 @@
-"""A daemon as small as can be: it answers on the socket, and plays each item's run by itself.
+"""A minimal daemon: it answers on the socket and plays the run of each item itself.
 
 What an item says is what is played: `fail` fails, `wait` runs until it is cancelled, all else is
 answered with a delta, a text and a completed run.
 """
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -18,7 +18,14 @@ from steadyrun.lib.clock import Clock, SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
-from steadyrun.model.event import Emitted, ErrorFact, Event, EventId, LiveEvent, StoredEvent
+from steadyrun.model.event import (
+    Emitted,
+    ErrorFact,
+    Event,
+    LiveEvent,
+    StoredEvent,
+    make_event_id,
+)
 from steadyrun.model.ids import AgentId, Ids, RunId
 from steadyrun.model.item import Item, Message
 from steadyrun.model.policy import Rights
@@ -27,8 +34,9 @@ from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.operations.context import OperationContext, ProcessState
 from steadyrun.operations.documents import DaemonDocument, LiveCount, StoppedDocument
 from steadyrun.providers.registry import make_dialect
-from steadyrun.runtime.events.bus import BusMessage, StreamSignal, Subscription
-from steadyrun.store import Accepted, Started, Store
+from steadyrun.runtime.events.bus import EventBus
+from steadyrun.runtime.events.stream import stream_events
+from steadyrun.store import Accepted, MaintainedStore, Started, Store
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.version import __version__
 
@@ -38,7 +46,7 @@ ABILITIES: dict[str, frozenset[Ability]] = {
 }
 
 
-class SmallDaemon:
+class FakeDaemon:
     """A `DaemonView`."""
 
     def __init__(self, store: Store, home: Path, clock: Clock, ids: Ids) -> None:
@@ -49,8 +57,8 @@ class SmallDaemon:
         self.is_stopped = anyio.Event()
         self.started_at: datetime = clock.now()
         self.live = 0
-        self._listeners: set[Subscription] = set()
-        self._told = 0
+        self.bus = EventBus()
+        self._published = 0
         self._quiet = anyio.Event()
 
     def describe(self) -> DaemonDocument:
@@ -84,42 +92,10 @@ class SmallDaemon:
         self.is_stopped.set()
         return StoppedDocument(0 if keep else self.live, self.live if keep else 0, 0)
 
-    async def follow(
-        self, *, agent: AgentId | None, run: RunId | None, after: int
+    def follow(
+        self, *, agent: Agent | None, run: RunId | None, after: int
     ) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
-        with self._listening() as listener:
-            news: BusMessage | None = StreamSignal.RESYNC
-            while news is not None:
-                for seen in await self._new(news, agent, run, after):
-                    yield seen
-                    after = seen.cursor if isinstance(seen, StoredEvent) else after
-                news = await listener.next()
-
-    async def _new(
-        self, news: BusMessage, agent: AgentId | None, run: RunId | None, after: int
-    ) -> list[StoredEvent | LiveEvent]:
-        if isinstance(news, LiveEvent):
-            return [news] if run in {None, news.run} else []
-        if isinstance(news, StreamSignal):
-            return [*await self.store.events(after, agent=agent, run=run, limit=100_000)]
-        return [each for each in news if each.cursor > after and run in {None, each.run}]
-
-    @contextmanager
-    def _listening(self) -> Iterator[Subscription]:
-        listener = Subscription()
-        self._listeners.add(listener)
-        try:
-            yield listener
-        finally:
-            self._listeners.discard(listener)
-
-    @property
-    def listeners(self) -> int:
-        return len(self._listeners)
-
-    def tell(self, news: BusMessage) -> None:
-        for listener in self._listeners:
-            listener.put(news)
+        return stream_events(self.store, self.bus, after, agent=agent, run=run)
 
     def rest(self) -> None:
         """A run has ended."""
@@ -127,12 +103,12 @@ class SmallDaemon:
         self._quiet.set()
         self._quiet = anyio.Event()
 
-    async def tell_stored(self) -> None:
-        """Tell what has been stored since this was last done."""
-        events = await self.store.events(self._told)
+    async def publish_stored(self) -> None:
+        """Publish what was stored since the last call."""
+        events = await self.store.events(self._published)
         if events:
-            self._told = events[-1].cursor
-            self.tell(events)
+            self._published = events[-1].cursor
+            self.bus.publish(events)
 
     async def work(self) -> None:
         """Play every item, until cancelled."""
@@ -152,7 +128,7 @@ class SmallDaemon:
 class Play:
     """One run, written through the store's verbs."""
 
-    def __init__(self, daemon: SmallDaemon, started: Started) -> None:
+    def __init__(self, daemon: FakeDaemon, started: Started) -> None:
         self._daemon, self._started = daemon, started
         self._store, self._clock = daemon.store, daemon.clock
         self._offset = 0
@@ -177,13 +153,13 @@ class Play:
             ended = Finished(self._clock.now(), "completed", text=f"You said: {text}")
         await self._store.settle(self._started.claim, ended)
         self._daemon.rest()
-        await self._daemon.tell_stored()
+        await self._daemon.publish_stored()
 
     async def begin(self) -> None:
         claim, run = self._started.claim, self._started.run
         await self._store.open_process(claim, self._process)
         await self._store.change(claim, run.id, Launched(self._clock.now(), self._process.id))
-        await self._daemon.tell_stored()
+        await self._daemon.publish_stored()
 
     async def say(self, *events: Event) -> None:
         start, self._offset = self._offset, self._offset + 10
@@ -191,12 +167,13 @@ class Play:
         emitted = tuple(Emitted(self._offset, n, now, event) for n, event in enumerate(events))
         batch = Batch(self._process.id, self._started.run.id, start, self._offset, emitted)
         await self._store.append(self._started.claim, batch)
-        await self._daemon.tell_stored()
+        await self._daemon.publish_stored()
 
     def say_live(self, event: Event) -> None:
         run, agent = self._started.run, self._started.agent
-        name = EventId(f"{self._process.id}:live")
-        self._daemon.tell(
+        # A part of the line whose text follows.
+        name = make_event_id(self._process.id, self._offset + 5, 0)
+        self._daemon.bus.publish(
             LiveEvent(name, self._clock.now(), agent.name, run.id, run.provider, event)
         )
 
@@ -211,13 +188,13 @@ def enforced(provider: str, rights: Rights) -> EnforcedRights | Refused:
     return make_dialect(provider, {}).enforce(rights)
 
 
-def desk_of(
-    store: Store,
+def make_context(
+    store: MaintainedStore,
     home: Path,
     *,
     clock: Clock | None = None,
     ids: Ids | None = None,
-    daemon: SmallDaemon | None = None,
+    daemon: FakeDaemon | None = None,
 ) -> OperationContext:
     clock = clock or SystemClock()
     return OperationContext(
@@ -226,34 +203,34 @@ def desk_of(
 
 
 @asynccontextmanager
-async def opened(
+async def open_context(
     home: Path, *, clock: Clock | None = None, ids: Ids | None = None
-) -> AsyncIterator[tuple[OperationContext, SmallDaemon]]:
-    """A desk with a small daemon on a real store."""
+) -> AsyncIterator[tuple[OperationContext, FakeDaemon]]:
+    """Open an operation context with a fake daemon on a real store."""
     clock = clock or SystemClock()
     ids = ids or Ids(clock.now)
     store = await SqliteStore.open(home, clock=clock, ids=ids)
     try:
-        daemon = SmallDaemon(store, home, clock, ids)
-        yield desk_of(store, home, clock=clock, ids=ids, daemon=daemon), daemon
+        daemon = FakeDaemon(store, home, clock, ids)
+        yield make_context(store, home, clock=clock, ids=ids, daemon=daemon), daemon
     finally:
         await store.close()
 
 
 @asynccontextmanager
-async def served(
+async def serve_daemon(
     home: Path,
     *,
     clock: Clock | None = None,
     ids: Ids | None = None,
     bugs: list[tuple[str, Exception]] | None = None,
-) -> AsyncIterator[tuple[OperationContext, SmallDaemon]]:
+) -> AsyncIterator[tuple[OperationContext, FakeDaemon]]:
     """The same, with its socket; what breaks in it is put into `bugs`."""
     found: list[tuple[str, Exception]] = [] if bugs is None else bugs
     async with (
-        opened(home, clock=clock, ids=ids) as (desk, daemon),
-        serve(desk, lambda method, bug: found.append((method, bug))),
+        open_context(home, clock=clock, ids=ids) as (context, daemon),
+        serve(context, lambda method, bug: found.append((method, bug))),
     ):
-        yield desk, daemon
+        yield context, daemon
     if bugs is None:
         assert found == []

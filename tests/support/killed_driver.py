@@ -30,10 +30,10 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.runtime.events.stream import RUN_END_EVENTS
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.testing.model_servers.anthropic import ServerSteps
+from steadyrun.testing.model_servers.protocol import ServerSteps
 from tests.children import run_driver
 from tests.children.keeper_driver import eventually, parent
-from tests.children.run_driver import LONGEST_LINE, Order, Wish
+from tests.children.run_driver import LONGEST_LINE, Action, Order
 from tests.support.commands import ROOT
 from tests.support.real_cli_harness import (
     ALL,
@@ -47,7 +47,7 @@ from tests.support.real_cli_harness import (
 # When what the driver was killed in comes to its end.
 UNATTENDED, ATTENDED = "without a driver", "with the next driver"
 WHEN_RELEASED = (UNATTENDED, ATTENDED)
-# What a CLI prints when its turn is over.
+# What a CLI prints at the end of a turn.
 IDLE = {"claude": b'"state":"idle"', "codex": b'"method":"turn/completed"'}
 # What is another each time: our names, theirs, and how long it took.
 _NAMES = re.compile(r"(run|agt|itm|prc)_[0-9a-z]{26}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -70,7 +70,7 @@ class HomeRecord:
 
     @property
     def event_types(self) -> list[str]:
-        """What happened; tokens are counted, and notes made, whenever the CLI gets round to it."""
+        """What happened; the order of usage events and notes differs between runs."""
         kinds = [get_type(seen.event) for seen in self.events]
         return [kind for kind in kinds if kind not in {"usage.updated", "note"}]
 
@@ -78,11 +78,11 @@ class HomeRecord:
         return [seen.event for seen in self.events if isinstance(seen.event, kinds)]
 
     def normalize_events(self, folder: Path) -> list[str]:
-        """All that is told in order, but for what is another each time; a CLI's notes, which may
-        come at any time, are at the end."""
-        told = [seen.event for seen in self.events if get_type(seen.event) != "usage.updated"]
-        told.sort(key=lambda event: isinstance(event, Note))
-        lines = (msgspec.json.encode(event).decode() for event in told)
+        """All events in order, without values that differ in each run. The notes of a CLI, which
+        may come at any time, are at the end."""
+        events = [seen.event for seen in self.events if get_type(seen.event) != "usage.updated"]
+        events.sort(key=lambda event: isinstance(event, Note))
+        lines = (msgspec.json.encode(event).decode() for event in events)
         plain = (line.replace(str(folder), "") for line in lines)
         return [_TIMES.sub("", _NAMES.sub("", line)) for line in plain]
 
@@ -96,7 +96,7 @@ async def read_home(harness: CliHarness) -> HomeRecord:
             items=sorted(items, key=lambda item: item.created_at),
             events=await store.events(limit=ALL),
             lanes=[(await store.lane(agent)).status for agent in {item.agent for item in items}],
-            processes=await store.open_processes(),
+            processes=await store.processes(),
             problems=await store.check(),
         )
     finally:
@@ -155,7 +155,7 @@ def is_conversation_in_order(harness: CliHarness, *words: str) -> bool:
 
 
 class Driver:
-    """A program of its own that drives a run of a stage."""
+    """A program of its own that drives a run of a harness."""
 
     def __init__(self, child: Child) -> None:
         self.run = ""
@@ -177,7 +177,7 @@ class Driver:
                     return data
 
     async def send(self, **wish: str) -> None:
-        await self._write(Wish(**wish))
+        await self._write(Action(**wish))
 
     def stop(self) -> None:
         self._child.send_signal(signal.SIGSTOP)
@@ -194,7 +194,7 @@ class Driver:
         with anyio.fail_after(TIMEOUT_SECONDS):
             assert await self._child.wait() == 0
 
-    async def _write(self, what: Order | Wish) -> None:
+    async def _write(self, what: Order | Action) -> None:
         assert self._child.stdin is not None
         await self._child.stdin.send(msgspec.json.encode(what) + b"\n")
 
@@ -277,7 +277,7 @@ def run_and_disturb(
     again: str | None = None,
     **wishes: Any,
 ) -> HomeRecord:
-    """What is recorded of a run of this program that is harmed; all of it is whole.
+    """Run a prompt, disturb the run, and return its record, which must be complete.
 
     With `again`, another run then goes on with its conversation.
     """
@@ -297,7 +297,7 @@ def run_and_disturb(
 
 
 def after_event(kind: str, *others: Callable[[], Awaitable[object]]) -> Before:
-    """An event of this kind was heard, and then came what else is waited for."""
+    """Wait for an event of this kind, and then for the others."""
 
     async def before(driver: Driver) -> None:
         await driver.wait_for_event(kind)
@@ -309,7 +309,7 @@ def after_event(kind: str, *others: Callable[[], Awaitable[object]]) -> Before:
 
 async def wait_for_offer(run: RunHandle) -> None:
     """Wait until a driver has offered a message to the run."""
-    await wait_for_event(run, lambda event: isinstance(event, ev.FollowupOffered))
+    await wait_for_event(run, ev.FollowupOffered)
 
 
 async def accept_message(harness: CliHarness, run: str, message: str) -> None:
@@ -354,7 +354,7 @@ def _parent(pid: int) -> int:
 
 
 def kill_keepers(harness: CliHarness, names: str) -> None:
-    """Kill those who keep the only process of a home, both at the same moment."""
+    """Kill the keeper and the outer process of the only process of a home, at the same moment."""
     its_keeper = parent(find_cli(harness))
     pids = {"keeper": its_keeper, "outer": parent(its_keeper)}
     for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -399,7 +399,7 @@ def read_process_state(pid: int) -> str:
 
 async def wait_for_command(run: RunHandle, command: "BlockingCommand") -> None:
     """Wait until the start of the command is recorded, and it runs."""
-    await wait_for_event(run, lambda event: isinstance(event, ev.ToolStarted))
+    await wait_for_event(run, ev.ToolStarted)
     await command.wait_until_running()
 
 

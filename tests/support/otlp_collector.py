@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -48,6 +51,8 @@ class Collector:
         self.status = 200
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.raw = b""
+        # The values of gauges by their names, as they came last.
+        self.gauges: dict[str, float] = {}
         self._seen: list[Seen] = []
         self._news = threading.Condition()
 
@@ -65,12 +70,23 @@ class Collector:
 
     def take(self, path: str, headers: dict[str, str], body: bytes) -> int:
         with self._news:
+            if path.endswith("/v1/metrics"):
+                self.gauges |= dict(_read_gauges(body))
+                self._news.notify_all()
+                return self.status
             self.asked.append((path, headers))
             if self.status == 200:
                 self.raw += body
                 self._seen += _read(body)
             self._news.notify_all()
             return self.status
+
+
+def _read_gauges(body: bytes) -> Iterator[tuple[str, float]]:
+    for part in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+        for metric in (each for scope in part.scope_metrics for each in scope.metrics):
+            [point] = metric.gauge.data_points
+            yield metric.name, point.as_double or point.as_int
 
 
 def _read(body: bytes) -> Iterator[Seen]:

@@ -1,10 +1,11 @@
-"""The real CLIs that `make ci-deps` installs: found, started in a clean environment, ended whole.
+"""The real CLIs that `make ci-deps` installs: found, started in a clean environment, and ended with
+all child processes.
 
 with MessagesServer(script) as server:
     claude = StartedClaude(tmp_path, server.url)
     with claude:
-        claude.tell(user("hi"))
-        frames = claude.hear_until(is_result)
+        claude.send(user("hi"))
+        frames = claude.read_until(is_result)
 """
 
 import contextlib

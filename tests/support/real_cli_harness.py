@@ -21,7 +21,7 @@ import pytest
 
 import steadyrun
 from steadyrun.config import Config, ProviderSettings, load
-from steadyrun.dialect import Dialect, LaunchRequest, TurnEnded, Verdict
+from steadyrun.dialect import Dialect, LaunchRequest, Turn, TurnEnded, Verdict
 from steadyrun.driver import JournalBatch
 from steadyrun.drivers.keeper_client import read_sent
 from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
@@ -30,18 +30,23 @@ from steadyrun.lib.clock import SystemClock
 from steadyrun.lib.file_follower import FileWatches
 from steadyrun.library import Offered, RunHandle, Steadyrun
 from steadyrun.model import event as ev
-from steadyrun.model.event import Emitted, LiveEvent, StoredEvent
+from steadyrun.model.event import Emitted, ErrorFact, StoredEvent
 from steadyrun.model.ids import AgentId, HolderId, ProcessId
 from steadyrun.model.item import Item
 from steadyrun.model.policy import Mode
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
+from steadyrun.providers.claude.dialect import Claude
+from steadyrun.providers.codex.dialect import Codex
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.testing.model_servers.anthropic import MessagesServer, ModelRequest, ServerSteps
-from steadyrun.testing.model_servers.content import CallBlock, ModelAnswer, answer, call, text
+from steadyrun.testing.model_servers.content import CallBlock, ModelAnswer, answer, call, make_text
 from steadyrun.testing.model_servers.faults import StreamGate
-from steadyrun.testing.model_servers.model_server import ModelServer
-from steadyrun.testing.model_servers.openai_responses import ResponsesServer
+from steadyrun.testing.model_servers.model_server import (
+    MessagesServer,
+    ModelServer,
+    ResponsesServer,
+)
+from steadyrun.testing.model_servers.protocol import ModelRequest, ServerSteps
 from tests.children.keeper_driver import eventually, is_locked
 from tests.support.real_cli import claude_environment, descendants, real_claude
 from tests.support.real_codex import codex_environment, codex_home, real_codex
@@ -53,17 +58,23 @@ PNG = base64.b64decode(
     "gg=="
 )
 
-Seen = StoredEvent | LiveEvent
 Event = TypeVar("Event")
+During = Callable[[RunHandle], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """How a run went, and everything in the record of its home."""
+    """A run, and the events and items of its agent."""
 
     run: Run
     stored: list[StoredEvent]
     items: list[Item]
+
+    @property
+    def error(self) -> ErrorFact:
+        """The error of the run, which has one."""
+        assert self.run.error is not None
+        return self.run.error
 
     def events_of(self, kind: type[Event]) -> list[Event]:
         return [seen.event for seen in self.stored if isinstance(seen.event, kind)]
@@ -74,15 +85,18 @@ class Cli:
     """A real CLI: its program, its environment, the server of its model, how its model calls tools.
 
     In `mode` it requests no approval. `approval_output` is part of what it prints when it does.
+    `command_tool` is the name of the tool that runs a command.
     """
 
     name: str
+    dialect: Callable[[], Dialect]
     program: Callable[[], Path]
     environment: Callable[[Path, str], dict[str, str]]
     server: type[ModelServer]
     mode: Mode
     run_command: Callable[[str], CallBlock]
     request_command: Callable[[str], CallBlock]
+    command_tool: str
     approval_output: bytes
 
 
@@ -100,31 +114,39 @@ def _call_exec_command(command: str, **more: str) -> CallBlock:
 
 
 def _call_escalated_command(command: str) -> CallBlock:
-    more = {"sandbox_permissions": "require_escalated", "justification": "May I?"}
+    more = {"sandbox_permissions": "require_escalated", "justification": "may I?"}
     return _call_exec_command(command, **more)
 
 
 CLAUDE = Cli(
     "claude",
+    Claude,
     real_claude,
     claude_environment,
     MessagesServer,
     "full_auto",
     _call_bash,
     _call_bash,
+    "Bash",
     b"can_use_tool",
 )
 CODEX = Cli(
     "codex",
+    Codex,
     real_codex,
     _codex,
     ResponsesServer,
     "dangerously_skip_permissions",
     _call_exec_command,
     _call_escalated_command,
+    "commandExecution",
     b"requestApproval",
 )
 each_cli = pytest.mark.parametrize("cli", [CLAUDE, CODEX], ids=lambda cli: cli.name)
+# Codex as a server for many turns, and as a process for one turn.
+each_codex = pytest.mark.parametrize(
+    "options", [{}, {"one_shot": True}], ids=["app server", "one shot"]
+)
 
 
 class CliHarness:
@@ -163,12 +185,14 @@ class CliHarness:
         wishes.setdefault("mode", self.cli.mode)
         return await library.start(prompt, provider=self.cli.name, cwd=self.cwd, **wishes)
 
-    def run(self, prompt: str, **wishes: Any) -> RunRecord:
-        """Run a prompt to its end."""
+    def run(self, prompt: str, during: During | None = None, **wishes: Any) -> RunRecord:
+        """Run a prompt to its end. `during` is awaited with the run after its start."""
 
         async def main() -> RunRecord:
             async with self.library() as library:
                 run = await self.start(library, prompt, **wishes)
+                if during is not None:
+                    await during(run)
                 return await self.read_record(await run.result())
 
         return anyio.run(main)
@@ -185,15 +209,33 @@ class CliHarness:
         return RunRecord(run, stored, sorted(items, key=lambda item: item.seq))
 
 
+def replace_program(cli: Cli, folder: Path, script: str) -> Cli:
+    """The CLI with a shell script in place of its program."""
+    program = folder / cli.name
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return replace(cli, program=lambda: program)
+
+
+def replace_environment(cli: Cli, without: str, **more: str) -> Cli:
+    """The CLI without a variable, and with others."""
+
+    def environment(folder: Path, url: str) -> dict[str, str]:
+        given = cli.environment(folder, url)
+        return {name: value for name, value in given.items() if name != without} | more
+
+    return replace(cli, environment=environment)
+
+
 @contextmanager
 def cli_harness(
     folder: Path, script: ServerSteps, *, cli: Cli = CLAUDE, **settings: Any
 ) -> Iterator[CliHarness]:
-    """A stage whose model plays `script`; nothing may be left running behind it."""
+    """A home whose model plays `script`; no process of it may be left running at the end."""
     cli.program()
     with cli.server(script) as server:
         yield CliHarness(folder, server, ProviderSettings(**settings), cli)
-    # A keeper says that all is over, and then ends itself.
+    # A keeper reports the end of its CLI shortly before it exits itself.
     eventually(lambda: not find_processes_of(folder), "the end of all that was started")
 
 
@@ -211,12 +253,12 @@ def find_processes_of(folder: Path) -> list[str]:
     return found
 
 
-async def wait_for_event(run: RunHandle, is_it: Callable[[Any], bool]) -> Any:
-    """The first event, stored or live, that is the one."""
+async def wait_for_event(run: RunHandle, kind: type[Event]) -> Event:
+    """The first event of this kind, stored or live."""
     async for seen in run.events():
-        if is_it(seen.event):
+        if isinstance(seen.event, kind):
             return seen.event
-    raise AssertionError("the run ended without it")
+    raise AssertionError(f"the run ended without a {kind.__name__}")
 
 
 def list_process_tree(pid: int) -> list[int]:
@@ -225,12 +267,12 @@ def list_process_tree(pid: int) -> list[int]:
 
 
 async def wait_for_gate(gate: StreamGate) -> None:
-    """An answer has come to the gate."""
+    """Wait until an answer has come to the gate."""
     await anyio.to_thread.run_sync(gate.wait_until_reached)
 
 
 def count_sent(server: ModelServer, words: str) -> int:
-    """How often the model was told these words; what it was told once stays in what it is asked."""
+    """How often the longest request to the model has these words."""
     return max((_to_json(ask).count(words) for ask in server.main_requests), default=0)
 
 
@@ -238,22 +280,38 @@ def _to_json(ask: ModelRequest) -> str:
     return json.dumps(list(ask.messages), ensure_ascii=False)
 
 
-# -- what became of it
+# -- the content of a record
 
 
-def followup_outcomes(played: RunRecord) -> dict[str, tuple[str, str]]:
-    """What became of each follow-up."""
-    followups = [item for item in played.items if item.kind == "message"]
+def followup_outcomes(record: RunRecord) -> dict[str, tuple[str, str]]:
+    """The delivery and the status of each follow-up."""
+    followups = [item for item in record.items if item.kind == "message"]
     return {item.text: (item.delivery, item.status) for item in followups}
 
 
-def reply_texts(played: RunRecord) -> list[str | None]:
-    """What each run has said, in order."""
-    return [end.text for end in played.events_of(ev.RunCompleted)]
+def reply_texts(record: RunRecord) -> list[str | None]:
+    """The reply of each completed run, in order."""
+    return [end.text for end in record.events_of(ev.RunCompleted)]
 
 
-def approval_outcomes(played: RunRecord) -> list[tuple[str, str]]:
-    return [(each.verdict, each.by) for each in played.events_of(ev.ApprovalResolved)]
+def approval_outcomes(record: RunRecord) -> list[tuple[str, str]]:
+    return [(each.verdict, each.by) for each in record.events_of(ev.ApprovalResolved)]
+
+
+def final_texts(record: RunRecord) -> list[str]:
+    """The texts that the model has completed, of all runs."""
+    return [each.text for each in record.events_of(ev.TextFinal)]
+
+
+def list_names(folder: Path) -> list[str]:
+    """The sorted names of the files in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def build_waiting_command(folder: Path) -> str:
+    """A command that makes `folder/begun` and lasts until there is `folder/go`."""
+    begun, go = folder / "begun", folder / "go"
+    return f"touch {begun}; until [ -e {go} ]; do sleep 0.02; done; echo it ended"
 
 
 async def wait_for_file(path: Path) -> None:
@@ -261,49 +319,41 @@ async def wait_for_file(path: Path) -> None:
 
 
 async def wait_for_output(harness: CliHarness, words: bytes) -> None:
-    """The only process of the stage has printed this."""
+    """The only process of the home has printed this."""
     [journal] = harness.home.glob("processes/*/journal")
     await anyio.to_thread.run_sync(eventually, lambda: words in journal.read_bytes(), str(words))
 
 
 async def steer_and_wait(harness: CliHarness, run: RunHandle, *words: str) -> None:
-    """Codex has accepted these words for its turn."""
+    """Offer these messages to a turn. Codex has accepted each; Claude Code does not answer."""
     for word in words:
         offered = await run.steer(word)
         assert isinstance(offered, Offered)
-        await wait_for_output(harness, f'"offer:{offered.item}"'.encode())
+        if harness.cli.name == CODEX.name:
+            await wait_for_output(harness, f'"offer:{offered.item}"'.encode())
 
 
 # -- approvals
 
 
-def is_approval_request(event: Any) -> bool:
-    return isinstance(event, ev.ApprovalRequested)
-
-
 def run_with_verdicts(harness: CliHarness, verdicts: Sequence[Verdict], **wishes: Any) -> RunRecord:
-    """A run that asks before it does anything, and is answered so, one after the other."""
+    """Run a prompt in the default mode and answer its approvals with these verdicts, in order."""
 
-    async def main() -> RunRecord:
-        async with harness.library() as library:
-            run = await harness.start(library, "work", mode="default", **wishes)
-            left = list(verdicts)
-            async for seen in run.events():
-                if isinstance(seen.event, ev.ApprovalRequested):
-                    await run.decide(seen.event.approval, left.pop(0))
-            assert left == []
-            return await harness.read_record(await run.result())
+    async def decide(run: RunHandle) -> None:
+        left = list(verdicts)
+        async for seen in run.events():
+            if isinstance(seen.event, ev.ApprovalRequested):
+                await run.decide(seen.event.approval, left.pop(0))
+        assert left == []
 
-    return anyio.run(main)
+    return harness.run("work", decide, mode="default", **wishes)
 
 
 # -- the end of a turn
 
-Moment = Callable[[RunHandle], Awaitable[None]]
 
-
-def after_reads(count: int) -> Moment:
-    """So many looks into the store later."""
+def after_reads(count: int) -> During:
+    """A moment after this many reads of the store."""
 
     async def moment(run: RunHandle) -> None:
         for _ in range(count):
@@ -312,15 +362,15 @@ def after_reads(count: int) -> Moment:
     return moment
 
 
-def after_event(kind: type[ev.Event]) -> Moment:
+def after_event(kind: type[ev.Event]) -> During:
     async def moment(run: RunHandle) -> None:
-        await wait_for_event(run, lambda event: isinstance(event, kind))
+        await wait_for_event(run, kind)
 
     return moment
 
 
 # When to steer, from the last piece of an answer on.
-MOMENTS: tuple[Moment, ...] = (
+MOMENTS: tuple[During, ...] = (
     *(after_reads(count) for count in (0, 2, 5, 9, 14, 20)),
     after_event(ev.TextFinal),
     after_event(ev.RunCompleted),
@@ -337,23 +387,23 @@ class GatedModel:
         return self._gates.setdefault(word, StreamGate())
 
     def __call__(self, ask: ModelRequest) -> ModelAnswer:
-        return answer(text("I heard ", self.gate(ask.user_text), "you."))
+        return answer(make_text("I heard ", self.gate(ask.user_text), "you."))
 
 
 # -- many turns on one process
 
 
 class EventSink:
-    """Hears what a driver passes on."""
+    """Collects the output of a driver."""
 
     def __init__(self) -> None:
         self.ends: list[TurnEnded] = []
         self.events: list[Any] = []
         self._changed = anyio.Event()
 
-    async def receive(self, stretch: JournalBatch) -> None:
-        self.ends += [heard for heard in stretch.output if isinstance(heard, TurnEnded)]
-        self.events += [heard.event for heard in stretch.output if isinstance(heard, Emitted)]
+    async def receive(self, batch: JournalBatch) -> None:
+        self.ends += [each for each in batch.output if isinstance(each, TurnEnded)]
+        self.events += [each.event for each in batch.output if isinstance(each, Emitted)]
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -362,22 +412,23 @@ class EventSink:
         return self.ends[-1]
 
     async def wait_until(self, is_true: Callable[[], bool]) -> None:
-        """Wait for something that only what is heard can change."""
+        """Wait for a condition that only more output can change."""
         while not is_true():
             await self._changed.wait()
 
 
 @asynccontextmanager
 async def drive_warm_process(
-    harness: CliHarness, dialect: Callable[[], Dialect], first: LaunchRequest, sink: EventSink
+    harness: CliHarness, turn: Turn, sink: EventSink, **request: Any
 ) -> AsyncIterator[ProcessDriver]:
-    """A driver of one process that is not ended after its turn."""
+    """A driver of one process that is not ended after its turn. Its first turn is `turn`."""
     cli, process = harness.cli, build_warm_process(harness)
+    first = LaunchRequest(turn, str(harness.cwd), **{"mode": cli.mode, **request})
 
     def env() -> dict[str, str]:
         return cli.environment(harness.user, harness.server.url)
 
-    setup = ProviderSetup(dialect, env, (str(cli.program()),))
+    setup = ProviderSetup(cli.dialect, env, (str(cli.program()),))
     with FileWatches() as watches, anyio.fail_after(TIMEOUT_SECONDS):
         clock = SystemClock()
         drivers = KeeperLauncher(harness.home, {cli.name: setup}, clock=clock, watches=watches)
@@ -389,6 +440,21 @@ async def drive_warm_process(
             tasks.start_soon(driver.follow)
             yield driver
             tasks.cancel_scope.cancel()
+
+
+def run_turns(harness: CliHarness, turns: Sequence[Turn], **request: Any) -> EventSink:
+    """Send turns to one process, each after the end of the one before it."""
+    sink = EventSink()
+
+    async def main() -> None:
+        async with drive_warm_process(harness, turns[0], sink, **request) as driver:
+            for number, turn in enumerate(turns, 1):
+                await driver.begin(turn)
+                await sink.wait_for_end(number)
+            await close_and_wait(driver, harness)
+
+    anyio.run(main)
+    return sink
 
 
 def build_warm_process(harness: CliHarness) -> Process:
@@ -403,7 +469,7 @@ def build_warm_process(harness: CliHarness) -> Process:
 
 
 async def close_and_wait(driver: ProcessDriver, harness: CliHarness) -> None:
-    """Let the process go and see it end."""
+    """Close the process and wait for its end."""
     await driver.close()
     directory = harness.home / build_warm_process(harness).keeper
     await anyio.to_thread.run_sync(

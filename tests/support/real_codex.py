@@ -1,7 +1,8 @@
-"""The real Codex as `make ci-deps` installs it: configured, started clean, ended whole.
+"""The real Codex as `make ci-deps` installs it: configured, started in a clean environment,
+and ended with all child processes.
 
 with ResponsesServer(script) as server, StartedExec(tmp_path, server.url, "hi") as codex:
-    frames = codex.hear_rest()
+    frames = codex.read_all()
 """
 
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ def real_codex() -> Path:
 def codex_home(
     folder: Path, base_url: str, *, retries: int = 2, idle_ms: int = 30_000, model: str = MODEL
 ) -> Path:
-    """Codex's own folder, made anew, with a config that knows one model's server."""
+    """Create an empty folder of Codex, with a config that has the server of one model."""
     home = folder / "codex"
     home.mkdir(exist_ok=True)
     config = CONFIG.format(model=model, base_url=base_url, retries=retries, idle_ms=idle_ms)
@@ -82,7 +83,7 @@ class StartedExec(StartedCli):
 
 
 class StartedAppServer(StartedCli):
-    """A Codex that speaks JSON-RPC over its pipes. Entering it shakes hands."""
+    """`codex app-server` over pipes. Entering the block does the handshake."""
 
     def __init__(
         self, folder: Path, base_url: str, *flags: str, retries: int = 2, idle_ms: int = 30_000
@@ -94,17 +95,17 @@ class StartedAppServer(StartedCli):
         self._last_id = 0
 
     def __enter__(self) -> Self:
-        self.hear_answer("initialize", clientInfo={"name": "steadyrun-tests", "version": "0"})
+        self.read_reply("initialize", clientInfo={"name": "steadyrun-tests", "version": "0"})
         self.send({"method": "initialized"})
         return self
 
     def ask(self, method: str, **params: Any) -> int:
-        """Ask for something and wait for nothing; the id of the request."""
+        """Send a request without waiting for the reply; return its id."""
         self._last_id += 1
         self.send({"id": self._last_id, "method": method, "params": params})
         return self._last_id
 
-    def hear_answer(self, method: str, **params: Any) -> Frame:
+    def read_reply(self, method: str, **params: Any) -> Frame:
         """Ask for something; the answer's result."""
         ident = self.ask(method, **params)
         *_, answer = self.read_until(
@@ -116,13 +117,13 @@ class StartedAppServer(StartedCli):
     def start_thread(self, **more: Any) -> str:
         """The id of a new thread that may do anything."""
         free = {"approvalPolicy": "never", "sandbox": "danger-full-access"}
-        started = self.hear_answer("thread/start", cwd=str(self.cwd), **{**free, **more})
+        started = self.read_reply("thread/start", cwd=str(self.cwd), **{**free, **more})
         return str(started["thread"]["id"])
 
     def start_turn(self, thread: str, text: str, **more: Any) -> str:
         """The id of a turn with this prompt."""
         words = [{"type": "text", "text": text}]
-        started = self.hear_answer("turn/start", threadId=thread, input=words, **more)
+        started = self.read_reply("turn/start", threadId=thread, input=words, **more)
         return str(started["turn"]["id"])
 
 

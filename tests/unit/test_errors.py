@@ -50,12 +50,14 @@ def drawn() -> dict[str, tuple[str | None, int | None]]:
     return tree
 
 
-def test_the_tree_has_every_class_and_no_other() -> None:
+def test_docstring_tree_has_every_error_class() -> None:
     assert sorted(drawn()) == sorted(CLASSES)
 
 
 @pytest.mark.parametrize(("name", "parent", "code"), [(n, p, c) for n, (p, c) in drawn().items()])
-def test_a_class_stands_where_it_is_drawn(name: str, parent: str | None, code: int | None) -> None:
+def test_error_class_has_the_parent_and_exit_code_of_the_docstring(
+    name: str, parent: str | None, code: int | None
+) -> None:
     kind = CLASSES[name]
 
     # A class may be a special case of its neighbour in the drawing.
@@ -70,18 +72,18 @@ def test_error_codes_are_unique() -> None:
     assert len(set(codes)) == len(codes)
 
 
-def test_only_what_passes_by_itself_is_worth_the_same_call_again() -> None:
+def test_only_transient_errors_are_retryable() -> None:
     assert {name for name, kind in CLASSES.items() if kind.retryable} == {
-        "KeeperFailed", "ProviderClosed", "StoreBusy", "StoreFull",
+        "ConversationBusy", "KeeperFailed", "ProviderClosed", "StoreBusy", "StoreFull",
     }  # fmt: skip
 
 
-def test_a_hint_stands_on_a_line_of_its_own() -> None:
+def test_hint_is_on_a_separate_line() -> None:
     assert str(SteadyrunError("what happened", hint="what to try")) == "what happened\nwhat to try"
     assert str(SteadyrunError("what happened")) == "what happened"
 
 
-def test_facts_are_attributes() -> None:
+def test_errors_have_their_facts_as_attributes() -> None:
     mismatch = OffsetMismatch("prc_1", stored=10, given=12)
     future = StoreFromFuture(Path("/x"), found=9, known=3)
     config = ConfigInvalid("no such key", file=Path("/c.toml"), line=4, hint="remove it")
@@ -96,7 +98,7 @@ def test_facts_are_attributes() -> None:
     assert CommandRefused("rm", rule="it is denied").rule == "it is denied"
 
 
-def test_a_failed_call_tells_what_was_asked_or_answered() -> None:
+def test_rpc_errors_have_the_request_or_the_answer() -> None:
     refused = RpcRefused("no file", number=-32002, data={"path": "/x"})
     timeout = RpcTimeout("turn/start", seconds=2.5)
 

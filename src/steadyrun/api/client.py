@@ -6,6 +6,7 @@ stream and does not fill the memory of this process.
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -22,18 +23,23 @@ from steadyrun.api.server import (
     WITHOUT_HELLO,
     HelloRequest,
     locate_folder,
+    locate_lock,
 )
 from steadyrun.errors import (
+    DaemonNotAnswering,
     DaemonUnreachable,
     MessageTooLong,
     RpcClosed,
     RpcFailed,
     RpcRefused,
     RpcTimeout,
+    describe_silent_daemon,
 )
 from steadyrun.lib import jsonrpc
 from steadyrun.lib.framing import LineSplitter
 from steadyrun.lib.jsonrpc import RpcFailure, RpcNotification, RpcResponse
+from steadyrun.lib.processes.peer import read_peer_pid
+from steadyrun.lib.processes.tree import is_stopped
 from steadyrun.lib.unix_socket import shorten_path
 from steadyrun.operations.documents import StreamStart
 from steadyrun.operations.events import FollowRequest
@@ -128,7 +134,7 @@ class DaemonConnection:
         with anyio.move_on_after(seconds):
             await self._send(line, method)
             return await self._read_answer(number, method)
-        raise RpcTimeout(method, seconds=seconds)
+        raise RpcTimeout(method, seconds=seconds, hint=self._describe_silence())
 
     async def read_message(self, method: str) -> jsonrpc.RpcMessage:
         """Read the next message; `RpcClosed` if the connection has ended."""
@@ -154,6 +160,15 @@ class DaemonConnection:
                 case _:
                     continue
 
+    def find_daemon(self) -> tuple[int, bool]:
+        """The process that listens, by what the kernel says, and whether it is stopped."""
+        pid = read_peer_pid(self._writer.get_extra_info("socket"))
+        return pid, is_stopped(pid)
+
+    def _describe_silence(self) -> str:
+        pid, is_halted = self.find_daemon()
+        return describe_silent_daemon(pid, is_stopped=is_halted)
+
     async def _send(self, line: bytes, method: str) -> None:
         try:
             self._writer.write(line)
@@ -171,10 +186,25 @@ class DaemonConnection:
 
 async def _open_socket(home: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     try:
-        with shorten_path(locate_folder(home)) as path:
-            return await asyncio.open_unix_connection(path)
+        connection = _connect(home)
+    except BlockingIOError as error:
+        raise _build_silence(home, _read_lock(home), "its queue of callers is full") from error
     except OSError as error:
         raise DaemonUnreachable(home, found=os.strerror(error.errno or 0)) from error
+    return await asyncio.open_unix_connection(sock=connection)
+
+
+def _connect(home: Path) -> socket.socket:
+    """Connect at once, or raise `BlockingIOError` if no more callers can wait. asyncio would take
+    that error for a connection that is being made."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        with shorten_path(locate_folder(home)) as path:
+            connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 async def _greet(home: Path, connection: DaemonConnection) -> None:
@@ -182,5 +212,21 @@ async def _greet(home: Path, connection: DaemonConnection) -> None:
         await connection.request("hello", HelloRequest(__version__), seconds=HELLO_SECONDS)
     except RpcRefused:
         raise
+    except RpcTimeout as error:
+        raise _build_silence(home, connection.find_daemon()[0], error.message) from error
     except RpcFailed as error:
         raise DaemonUnreachable(home, found=str(error)) from error
+
+
+def _build_silence(home: Path, pid: int | None, found: str) -> DaemonNotAnswering:
+    is_halted = pid is not None and is_stopped(pid)
+    return DaemonNotAnswering(home, pid=pid, is_stopped=is_halted, found=found)
+
+
+def _read_lock(home: Path) -> int | None:
+    """The process id of the daemon, as it has written it to its lock."""
+    try:
+        text = locate_lock(home).read_text(errors="replace").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None

@@ -2,14 +2,12 @@
 
 The first call is `hello`. A stream is answered with its start; then every event is sent as the
 notification `event`, and `end` after the last one. A connection has at most one stream, so that a
-slow reader delays its own stream only.
+slow reader delays its own stream only. The requests of a connection are executed in their order.
 """
 
 import asyncio
 import contextlib
-import os
 import socket
-import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -32,10 +30,14 @@ from steadyrun.errors import (
 )
 from steadyrun.lib import jsonrpc
 from steadyrun.lib.jsonrpc import RpcNotification, RpcRequest
-from steadyrun.lib.jsonrpc_peer import RpcPeer, RpcService
+from steadyrun.lib.jsonrpc_server import RpcConnection, RpcService
+from steadyrun.lib.processes.peer import PeerProcess, open_peer
+from steadyrun.lib.safe_paths import make_directory
 from steadyrun.lib.task_group import task_group
 from steadyrun.lib.unix_socket import shorten_path
 from steadyrun.model.event_json import to_public
+from steadyrun.operations.access.caller import require_same_user
+from steadyrun.operations.access.execution import call_for
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.events import EventFeed
 from steadyrun.operations.registry import BY_NAME
@@ -46,7 +48,6 @@ LONGEST_LINE_BYTES = 8 * 1024 * 1024
 WITHOUT_HELLO = "daemon.stop"
 _BACKLOG = 128
 _ACCEPT_RETRY_SECONDS = 1.0
-_CREDENTIALS = struct.Struct("3i")
 
 # Logs a failure: the method, and its error.
 ErrorReporter = Callable[[str, Exception], None]
@@ -58,6 +59,11 @@ class HelloRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 def locate_folder(home: Path) -> Path:
     return home / "daemon"
+
+
+def locate_lock(home: Path) -> Path:
+    """The file that a running daemon has locked. It contains the process id."""
+    return locate_folder(home) / "lock"
 
 
 @asynccontextmanager
@@ -86,7 +92,7 @@ def _find_inode(file: Path) -> int | None:
 
 
 def _bind(folder: Path) -> socket.socket:
-    folder.mkdir(mode=0o700, exist_ok=True)
+    make_directory(folder)
     folder.chmod(0o700)
     (folder / "socket").unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -123,29 +129,27 @@ async def _serve_safely(
 
 
 async def _serve_caller(
-    connection: socket.socket, context: OperationContext, report: ErrorReporter
+    accepted: socket.socket, context: OperationContext, report: ErrorReporter
 ) -> None:
     """Serve one caller until its connection ends."""
-    connection.setblocking(False)
-    reader, writer = await asyncio.open_unix_connection(sock=connection)
-    if not _is_same_user(connection):
-        await _refuse(writer)
-        return
-    async with task_group() as tasks:
-        caller = CallerSession(context, tasks, report)
-        caller.peer = RpcPeer(reader, writer, caller, longest_line=LONGEST_LINE_BYTES)
-        await caller.peer.serve()
-        tasks.cancel_scope.cancel()
+    accepted.setblocking(False)
+    reader, writer = await asyncio.open_unix_connection(sock=accepted)
+    with open_peer(accepted) as peer:
+        try:
+            require_same_user(peer)
+        except NotAllowed as error:
+            await _refuse(writer, error)
+            return
+        async with task_group() as tasks:
+            session = CallerSession(context, peer, tasks, report)
+            connection = RpcConnection(reader, writer, session, longest_line=LONGEST_LINE_BYTES)
+            session.connection = connection
+            await connection.serve()
+            tasks.cancel_scope.cancel()
 
 
-def _is_same_user(connection: socket.socket) -> bool:
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(found)
-    return bool(uid == os.geteuid())
-
-
-async def _refuse(writer: asyncio.StreamWriter) -> None:
-    refusal = to_refusal(NotAllowed("this daemon belongs to another user"))
+async def _refuse(writer: asyncio.StreamWriter, problem: NotAllowed) -> None:
+    refusal = to_refusal(problem)
     error = jsonrpc.RpcError(refusal.number, refusal.problem, refusal.data)
     writer.write(jsonrpc.encode_failure(None, error))
     with contextlib.suppress(OSError):
@@ -156,10 +160,17 @@ async def _refuse(writer: asyncio.StreamWriter) -> None:
 class CallerSession(RpcService):
     """Serves one connection: checks `hello`, runs operations and sends at most one stream."""
 
-    def __init__(self, context: OperationContext, tasks: TaskGroup, report: ErrorReporter) -> None:
-        self._context, self._tasks, self._report = context, tasks, report
+    def __init__(
+        self,
+        context: OperationContext,
+        process: PeerProcess,
+        tasks: TaskGroup,
+        report: ErrorReporter,
+    ) -> None:
+        self._context, self._process = context, process
+        self._tasks, self._report = tasks, report
         self._is_greeted, self._has_stream = False, False
-        self.peer: RpcPeer
+        self.connection: RpcConnection
 
     async def answer(self, request: RpcRequest) -> Any:
         try:
@@ -190,7 +201,7 @@ class CallerSession(RpcService):
             params = request.decode_params(operation.request)
         except msgspec.DecodeError as error:
             raise InvalidUsage(f"{operation.name}: {error}") from error
-        answer = await operation.do(self._context, params)
+        answer = await call_for(self._process, self._context, operation, params)
         return self._start_stream(answer) if isinstance(answer, EventFeed) else answer
 
     def _start_stream(self, stream: EventFeed) -> Struct:
@@ -206,13 +217,13 @@ class CallerSession(RpcService):
             try:
                 async with aclosing(stream.events) as events:
                     async for event in events:
-                        await self.peer.notify("event", to_public(event))
+                        await self.connection.notify("event", to_public(event))
             except RpcClosed:
                 raise
             except SteadyrunError as error:
-                await self.peer.notify("end", {"error": to_document(error)})
+                await self.connection.notify("end", {"error": to_document(error)})
             else:
-                await self.peer.notify("end", {"error": None})
+                await self.connection.notify("end", {"error": None})
 
 
 def _parse_release_line(version: str) -> str:

@@ -4,14 +4,11 @@ The limits of a provider apply to an account, and so does its gate. An account i
 fingerprint of credentials and base URL, from which neither can be recovered.
 """
 
-import hashlib
-import hmac
 from collections.abc import Mapping
-
-import msgspec
 
 from steadyrun.app.home_key import load_home_key
 from steadyrun.config import Config
+from steadyrun.model.fingerprint import compute_hmac
 from steadyrun.model.secret import Secret
 
 # Enough characters to distinguish the accounts of one home.
@@ -30,8 +27,7 @@ def compute_accounts(config: Config) -> dict[str, str]:
 def compute_fingerprint(key: bytes, provider: str, values: Mapping[str, Secret | None]) -> str:
     """Compute the same fingerprint for the same values, in any order."""
     plain = sorted((name, _to_bytes(value)) for name, value in values.items())
-    whole = msgspec.msgpack.encode(("account", provider, plain))
-    return hmac.new(key, whole, hashlib.sha256).hexdigest()[:_CHARS]
+    return compute_hmac(key, ("account", provider, plain))[:_CHARS]
 
 
 def _to_bytes(value: Secret | None) -> bytes | None:

@@ -4,6 +4,7 @@ The files of the process keep their format, so that an unpacked archive can be r
 secret is removed from the journal, later offsets move; the offsets in the file `sent` are adjusted.
 """
 
+import codecs
 import gzip
 import io
 import json
@@ -18,7 +19,8 @@ import msgspec
 
 from steadyrun.config import Config
 from steadyrun.drivers import keeper
-from steadyrun.drivers.launcher import PROCESSES
+from steadyrun.drivers.keeper_client import is_cut_stderr
+from steadyrun.drivers.lineage import PROCESSES
 from steadyrun.errors import Conflict
 from steadyrun.model.event_json import to_public
 from steadyrun.model.run import Run
@@ -26,7 +28,9 @@ from steadyrun.model.secret import Scrubber
 from steadyrun.operations.views import build_run_document
 from steadyrun.store import Store
 
+RUN_FILE = "run.json"
 CHUNK_BYTES = 16 * 1024 * 1024
+_Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 async def read_events(store: Store, run: Run, target: IO[bytes]) -> None:
@@ -66,7 +70,7 @@ class RunArchive:
 
     def pack(self, tar: tarfile.TarFile, events: IO[bytes]) -> None:
         document = msgspec.json.encode(build_run_document(self._run, self._agent_name))
-        self._add(tar, "run.json", io.BytesIO(document + b"\n"))
+        self._add(tar, RUN_FILE, io.BytesIO(document + b"\n"))
         events.seek(0)
         self._add(tar, "events.jsonl", events)
         frames = self._read_frames()
@@ -93,15 +97,22 @@ class RunArchive:
     def _add_file(self, tar: tarfile.TarFile, name: str, cuts: list[int]) -> dict[int, int]:
         try:
             with (self._directory / name).open("rb") as source:
-                return self._add(tar, f"{self._run.process}/{name}", source, cuts)
+                is_cut = name == "stderr" and is_cut_stderr(os.fstat(source.fileno()).st_size)
+                return self._add(tar, f"{self._run.process}/{name}", source, cuts, is_cut=is_cut)
         except FileNotFoundError:
             return {}
 
     def _add(
-        self, tar: tarfile.TarFile, name: str, source: IO[bytes], cuts: Iterable[int] = ()
+        self,
+        tar: tarfile.TarFile,
+        name: str,
+        source: IO[bytes],
+        cuts: Iterable[int] = (),
+        *,
+        is_cut: bool = False,
     ) -> dict[int, int]:
         with tempfile.TemporaryFile() as clean:
-            moved = copy_scrubbed(self._scrubber, source, clean, cuts)
+            moved = copy_scrubbed(self._scrubber, source, clean, cuts, is_cut=is_cut)
             self._add_member(tar, name, clean)
         return moved
 
@@ -113,21 +124,33 @@ class RunArchive:
 
 
 def copy_scrubbed(
-    scrubber: Scrubber, source: IO[bytes], target: IO[bytes], cuts: Iterable[int] = ()
+    scrubber: Scrubber,
+    source: IO[bytes],
+    target: IO[bytes],
+    cuts: Iterable[int] = (),
+    *,
+    is_cut: bool = False,
 ) -> dict[int, int]:
-    """Copy without secrets. Return the new offset of each cut; a cut is the end of a line."""
-    moved = {}
+    """Copy without secrets. Return the new offset of each cut; a cut is the end of a line.
+
+    `is_cut`: the source has lost its beginning, perhaps in the middle of a secret.
+    """
+    moved, clean = {}, scrubber.clean_end if is_cut else scrubber.clean
     for cut in (*cuts, None):
-        while piece := _read_lines(source, cut):
-            target.write(scrubber.clean(piece))
+        # What may be the beginning of a secret is cleaned with the text that follows it.
+        held, decoder = "", _Decoder(errors="surrogateescape")
+        while piece := _read_piece(source, cut):
+            text = held + decoder.decode(piece)
+            end = scrubber.find_safe_end(text)
+            target.write(clean(text[:end]).encode(errors="surrogateescape"))
+            held, clean = text[end:], scrubber.clean
+        held += decoder.decode(b"", final=True)
+        target.write(clean(held).encode(errors="surrogateescape"))
         if cut is not None:
             moved[cut] = target.tell()
     return moved
 
 
-def _read_lines(source: IO[bytes], until: int | None) -> bytes:
-    """Read whole lines, about one chunk of them. A secret may have several lines."""
+def _read_piece(source: IO[bytes], until: int | None) -> bytes:
     size = CHUNK_BYTES if until is None else min(CHUNK_BYTES, until - source.tell())
-    piece = source.read(size) if size > 0 else b""
-    is_cut = piece and not piece.endswith(b"\n") and source.tell() != until
-    return piece + source.readline() if is_cut else piece
+    return source.read(size) if size > 0 else b""

@@ -7,7 +7,9 @@ The directory of the installation may be that of a whole Python environment: fir
 import sysconfig
 from pathlib import Path
 
+from steadyrun.errors import FileUnusable
 from steadyrun.lib.atomic import write_link
+from steadyrun.lib.safe_paths import make_directory
 
 BIN = "bin"
 _NAME = "steadyrun"
@@ -21,9 +23,10 @@ def link_command(home: Path) -> Path | None:
     link = home / BIN / _NAME
     try:
         if not link.is_symlink() or link.readlink() != command:
-            _replace_link(link, command)
-    except OSError:
-        # The disk is full, or a file is in the way: use the directory of the installation.
+            make_directory(link.parent)
+            write_link(link, command)
+    except (OSError, FileUnusable):
+        # The disk is full, or something is in the way: use the directory of the installation.
         return command.parent
     return link.parent
 
@@ -32,8 +35,3 @@ def _find_command() -> Path | None:
     schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
     places = [Path(sysconfig.get_path("scripts", scheme)) / _NAME for scheme in schemes]
     return next((place for place in places if place.is_file()), None)
-
-
-def _replace_link(link: Path, command: Path) -> None:
-    link.parent.mkdir(mode=0o700, exist_ok=True)
-    write_link(link, command)

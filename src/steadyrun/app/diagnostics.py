@@ -1,23 +1,30 @@
 """Finds the state of providers, store and daemon for the commands `providers` and `doctor`."""
 
+import os
+import stat
 from pathlib import Path
 
 import anyio
 from msgspec import Struct
 
+from steadyrun.api import client
+from steadyrun.api.server import locate_lock
 from steadyrun.app import providers
 from steadyrun.config import Config
 from steadyrun.dialect import Ability, Program
 from steadyrun.drivers import programs
+from steadyrun.drivers.aside_mark import list_set_aside
+from steadyrun.drivers.keeper_client import KeeperLimits
+from steadyrun.drivers.lineage import PROCESSES
 from steadyrun.drivers.programs import ProgramReport
-from steadyrun.errors import ConfigInvalid, InvalidUsage
+from steadyrun.errors import ConfigInvalid, DaemonUnreachable, InvalidUsage
 from steadyrun.lib.flock import is_locked
 from steadyrun.lib.task_group import task_group
+from steadyrun.runtime.prompt.system import ROLES
 from steadyrun.stores.sqlite import DATABASE, SqliteStore
 
 BUILT_IN = "built in"
-# The running daemon has a lock on this file, which has its process id.
-DAEMON_LOCK = Path("daemon", "lock")
+_PRIVATE_FOLDERS = ("daemon", "holders", "attachments", PROCESSES)
 
 
 class ProviderInfo(Struct, frozen=True):
@@ -54,22 +61,6 @@ class ProviderInfo(Struct, frozen=True):
         return programs.is_older(self.version, self.tested[0])
 
 
-class StoreReport(Struct, frozen=True):
-    """The database. `damage` is the first problem that was found in it, or empty."""
-
-    path: Path
-    exists: bool
-    size_bytes: int = 0
-    damage: str = ""
-
-
-class DaemonReport(Struct, frozen=True):
-    """Whether a daemon runs on the home. `pid` is None if it is not known."""
-
-    is_running: bool
-    pid: int | None = None
-
-
 def find_providers(config: Config) -> list[ProviderInfo]:
     """Find all providers, by name. Their programs are started at the same time."""
     found: dict[str, ProviderInfo] = {}
@@ -87,28 +78,82 @@ def find_providers(config: Config) -> list[ProviderInfo]:
     return [found[name] for name in sorted(found)]
 
 
-async def check_store(home: Path) -> StoreReport:
-    """Check the whole database for damage. A missing database is not created."""
-    path = home / DATABASE
-    if not path.exists():
-        return StoreReport(path, exists=False)
+def locate_database(home: Path) -> Path:
+    return home / DATABASE
+
+
+async def find_damage(home: Path, *, is_deep: bool) -> list[str]:
+    """Check the whole database, which must exist, and return the problems in it. A deep check also
+    decodes every row."""
     store = await SqliteStore.open(home)
     try:
-        damage = await store.check()
+        return await store.check(is_deep=is_deep)
     finally:
         await store.close()
-    return StoreReport(path, True, path.stat().st_size, damage[0] if damage else "")
 
 
-def find_daemon(home: Path) -> DaemonReport:
-    """Find out from its lock whether a daemon runs. Raise `OSError` if the lock is not readable."""
-    path = home / DAEMON_LOCK
+def find_daemon(home: Path) -> str | None:
+    """Return the content of the lock of a running daemon, which is its process id; None if no
+    daemon runs. Raise `OSError` if the lock is not readable."""
+    path = locate_lock(home)
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            is_running, word = is_locked(path), next(iter(file.read(64).split()), "")
+            return file.read(64).strip() if is_locked(path) else None
     except FileNotFoundError:
-        return DaemonReport(is_running=False)
-    return DaemonReport(is_running, int(word) if is_running and word.isdecimal() else None)
+        return None
+
+
+def is_answering(home: Path) -> bool:
+    """Whether a process listens on the socket of the daemon."""
+
+    async def connect() -> bool:
+        try:
+            async with client.connect(home, greets=False):
+                return True
+        except DaemonUnreachable:
+            return False
+
+    return anyio.run(connect)
+
+
+def find_shortage(home: Path) -> str | None:
+    """What the file system of the home lacks: below this space keepers stop their CLIs."""
+    found = os.statvfs(home)
+    free, wanted = found.f_bavail * found.f_frsize, KeeperLimits().free_bytes
+    if free < wanted:
+        return f"{free} bytes are free, {wanted} are needed"
+    if found.f_files and not found.f_favail:
+        return "no inode is free: no file can be created"
+    return None
+
+
+def find_loose_modes(home: Path) -> list[Path]:
+    """The files and directories of steadyrun in the home that other users may use, and settings
+    that other users may change."""
+    private = [*home.glob("steadyrun.*"), home / "seal"]
+    for name in _PRIVATE_FOLDERS:
+        private += [home / name, *_list_entries(home / name)]
+    settings = [home / "config.toml", home / "trusted.json", home / ROLES, *home.glob("roles/*")]
+    loose = [path for path in private if _read_mode(path) & 0o077]
+    return loose + [path for path in settings if _read_mode(path) & 0o022]
+
+
+def _list_entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _read_mode(path: Path) -> int:
+    """The mode; that of a link, or of what was deleted a moment ago, allows nothing."""
+    try:
+        found = path.lstat().st_mode
+    except FileNotFoundError:
+        return 0
+    return 0 if stat.S_ISLNK(found) else stat.S_IMODE(found)
+
+
+def find_set_aside(home: Path) -> list[tuple[str, str]]:
+    """The processes that no holder reads any more, each with the reason."""
+    return list_set_aside(home / PROCESSES)
 
 
 async def _find_provider(config: Config, name: str) -> ProviderInfo:

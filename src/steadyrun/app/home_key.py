@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from steadyrun.errors import StoreUnusable
+from steadyrun.lib.atomic import make_private_directory
 from steadyrun.lib.flock import lock, open_lock
 
 _FILE = "seal"
@@ -18,7 +19,7 @@ def load_home_key(home: Path) -> bytes:
     """Return the key of this home. The first caller creates it."""
     file = home / _FILE
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(home)
         descriptor = open_lock(file)
         try:
             return _read_key(descriptor) or _create_key(descriptor)

@@ -1,6 +1,6 @@
-"""Builds the context of operations in a process that is not the daemon."""
+"""Builds the context of operations."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from steadyrun.app.store import build_budget_rules, open_store
@@ -10,29 +10,45 @@ from steadyrun.errors import NotFound
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model.ids import Ids
 from steadyrun.model.policy import Rights
-from steadyrun.operations.context import OperationContext
+from steadyrun.model.secret import Scrubber
+from steadyrun.operations.context import DaemonView, OperationContext
 from steadyrun.operations.documents import PriceSource
 from steadyrun.runtime.deps import Deps
 
 
 @asynccontextmanager
 async def open_operations(config: Config) -> AsyncIterator[OperationContext]:
+    """Open the store for operations. Providers are imported only if an operation needs them: to
+    import all of them takes longer than most commands run."""
+
+    def abilities(name: str) -> frozenset[Ability] | None:
+        from steadyrun.app.providers import has_provider, make_dialect  # noqa: PLC0415
+
+        return make_dialect(config, name).abilities if has_provider(config, name) else None
+
+    def enforce(name: str, rights: Rights) -> EnforcedRights | Refused:
+        from steadyrun.app.providers import make_dialect  # noqa: PLC0415
+
+        return make_dialect(config, name).enforce(rights)
+
     clock, rules = SystemClock(), build_budget_rules(config.settings.budgets)
-    async with open_store(config) as store:
+    scrubber = Scrubber(config.list_secrets())
+    async with open_store(config, scrubber) as store:
         yield OperationContext(
             store,
             clock,
             Ids(clock.now),
             config.locations.home,
-            make_abilities_lookup(config),
-            make_enforcer(config),
+            abilities,
+            enforce,
             budgets=rules,
             prices=load_price_source,
+            scrubber=scrubber,
         )
 
 
-def build_context(deps: Deps) -> OperationContext:
-    """Build the context of operations in a program that drives runs itself."""
+def build_context(deps: Deps, daemon: DaemonView | None = None) -> OperationContext:
+    """Build the context of operations in a process that drives runs itself."""
 
     def abilities(name: str) -> frozenset[Ability] | None:
         try:
@@ -47,31 +63,11 @@ def build_context(deps: Deps) -> OperationContext:
         deps.home,
         abilities,
         deps.launcher.enforce,
-        budgets=deps.budgets,
+        daemon,
+        deps.budgets,
+        load_price_source,
+        scrubber=deps.scrubber,
     )
-
-
-def make_abilities_lookup(config: Config) -> Callable[[str], frozenset[Ability] | None]:
-    """Make a lookup of the abilities of a configured provider; None if there is none."""
-
-    def abilities(name: str) -> frozenset[Ability] | None:
-        # Few commands need it, and to import all providers takes longer than most commands run.
-        from steadyrun.app.providers import has_provider, make_dialect  # noqa: PLC0415
-
-        return make_dialect(config, name).abilities if has_provider(config, name) else None
-
-    return abilities
-
-
-def make_enforcer(config: Config) -> Callable[[str, Rights], EnforcedRights | Refused]:
-    """Make a lookup of how a configured provider enforces rights."""
-
-    def enforce(name: str, rights: Rights) -> EnforcedRights | Refused:
-        from steadyrun.app.providers import make_dialect  # noqa: PLC0415
-
-        return make_dialect(config, name).enforce(rights)
-
-    return enforce
 
 
 def load_price_source() -> PriceSource:

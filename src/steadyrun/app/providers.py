@@ -13,7 +13,8 @@ from steadyrun.dialect import Dialect, Program
 from steadyrun.drivers.launcher import ProviderSetup
 from steadyrun.providers import registry
 
-# What every child gets of our own environment; all else it must be given by its `env`.
+# The variables that every child process gets from the environment of steadyrun. It gets no others,
+# except those in `env`.
 _INHERITED = ("PATH", "HOME", "LANG", "TERM", "TMPDIR")
 
 
@@ -67,7 +68,9 @@ class ProviderSetups(Mapping[str, ProviderSetup]):
 
 
 def _build_environment(config: Config, name: str, first: Path | None) -> dict[str, str]:
-    """A few variables of our own, those of the configuration, and PATH with `first` in front."""
+    """Build the environment: some variables of this process, those of the configuration, and PATH
+    with `first` at its start.
+    """
     inherited = {key: config.environ[key] for key in _INHERITED if key in config.environ}
     given = {key: secret.reveal() for key, secret in config.expand_env(name).items()}
     env = {**inherited, **given}

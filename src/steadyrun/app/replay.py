@@ -8,52 +8,75 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from steadyrun.app.archive import RUN_FILE
 from steadyrun.app.providers import has_provider, list_providers, make_dialect
 from steadyrun.app.store import open_store
 from steadyrun.config import Config
 from steadyrun.dialect import Dialect, ProcessExit
 from steadyrun.drivers import keeper_client
-from steadyrun.drivers.launcher import PROCESSES
+from steadyrun.drivers.journal.output_lines import OutputLines
+from steadyrun.drivers.lineage import PROCESSES
 from steadyrun.drivers.replay import RecordedLine, read_recording, replay
 from steadyrun.errors import InvalidUsage, NotFound
-from steadyrun.lib.framing import Frame, LineSplitter
+from steadyrun.lib.framing import Frame
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.run import Run
+from steadyrun.model.secret import Scrubber
 from steadyrun.operations.lookup import find_run
 from steadyrun.stores.sqlite import DATABASE
 
 CHUNK_BYTES = 1024 * 1024
 
 
-class Recording(Struct, frozen=True):
-    """What a process was sent and printed. A directory is that of a process; a file has lines of
-    JSON. `provider` is None if it is not known."""
+class ExportedRun(Struct, frozen=True):
+    """What a replay needs of the run in an archive."""
 
-    path: Path
-    provider: str | None
+    provider: str
 
 
-def find_recording(config: Config, source: str) -> Recording:
-    """Find a file or a directory of that name, or the journal of a run."""
+def replay_source(
+    config: Config, source: str, provider: str | None
+) -> Iterator[StoredEvent | LiveEvent]:
+    """Yield the events of a file or a directory of that name, or of a run, without secrets.
+    `provider` overrides the provider of the run. A directory is that of a process; a file has lines
+    of JSON."""
     path = Path(source)
-    if path.exists():
-        return Recording(path, None)
-    run = anyio.run(_find_run, config, source)
+    if not path.exists():
+        run = anyio.run(_find_run, config, source)
+        path, provider = _find_directory(config, run), provider or run.provider
+    elif path.is_dir():
+        path, exported = _find_exported(path)
+        provider = provider or exported
+    scrubber, dialect = Scrubber(config.list_secrets()), _build_dialect(config, provider)
+    last = _find_exit(path, scrubber)
+    splitter = OutputLines(0, scrubber=scrubber, has_parts=dialect.takes_parts)
+    events = replay(dialect, _read_lines(path, splitter), last, scrubber)
+    return (replace(seen, event=scrubber.clean(seen.event)) for seen in events)
+
+
+def _find_directory(config: Config, run: Run) -> Path:
     directory = config.locations.home / PROCESSES / (run.process or "none")
     if not (directory / "journal").exists():
         hint = "Raw files are kept for a limited time. A run that never started has none."
         raise NotFound("journal of", run.id, hint=hint)
-    return Recording(directory, run.provider)
+    return directory
 
 
-def replay_recording(
-    config: Config, recording: Recording, provider: str | None
-) -> Iterator[StoredEvent | LiveEvent]:
-    """Yield the events of a recording. `provider` overrides the provider of the run."""
-    dialect = _build_dialect(config, provider or recording.provider)
-    return replay(dialect, _read_lines(recording.path), _find_exit(recording.path))
+def _find_exported(path: Path) -> tuple[Path, str | None]:
+    """The directory of the process and the provider, if `path` is in an unpacked archive: the
+    directory of the run or that of its process. Otherwise the path itself."""
+    journals = list(path.glob("*/journal")) if (path / RUN_FILE).exists() else []
+    process = journals[0].parent if journals else path
+    try:
+        content = (process.parent / RUN_FILE).read_bytes()
+        return process, msgspec.json.decode(content, type=ExportedRun).provider
+    except (OSError, msgspec.DecodeError):
+        # It is the directory of a process in a home, or a copy of one.
+        return process, None
 
 
 async def _find_run(config: Config, name: str) -> Run:
@@ -64,30 +87,32 @@ async def _find_run(config: Config, name: str) -> Run:
         return await find_run(store, name)
 
 
-def _find_exit(path: Path) -> ProcessExit | None:
-    return keeper_client.read_exit(path) if (path / "exit").exists() else None
+def _find_exit(path: Path, scrubber: Scrubber) -> ProcessExit | None:
+    return keeper_client.read_exit(path, scrubber) if (path / "exit").exists() else None
 
 
-def _read_lines(path: Path) -> Iterator[RecordedLine]:
+def _read_lines(path: Path, splitter: OutputLines) -> Iterator[RecordedLine | Frame]:
     try:
-        yield from read_process_lines(path) if path.is_dir() else read_recording(path)
+        if path.is_dir():
+            yield from _read_process(path, splitter)
+        else:
+            yield from read_recording(path)
     except OSError as error:
         raise InvalidUsage(f"{error.filename or path} cannot be read: {error.strerror}") from error
 
 
-def read_process_lines(directory: Path) -> Iterator[RecordedLine]:
+def _read_process(directory: Path, splitter: OutputLines) -> Iterator[RecordedLine | Frame]:
     """Yield what a process was sent and printed, in the order in which its driver saw it."""
     sent = deque(keeper_client.read_sent(directory, after=0))
-    for frame in _read_journal(directory / "journal"):
+    for frame in _read_journal(directory / "journal", splitter):
         while sent and sent[0].end < frame.end:
             yield RecordedLine("in", _decode(sent.popleft()))
-        yield RecordedLine("out", _decode(frame))
+        yield frame
     for frame in sent:
         yield RecordedLine("in", _decode(frame))
 
 
-def _read_journal(journal: Path) -> Iterator[Frame]:
-    lines = LineSplitter()
+def _read_journal(journal: Path, lines: OutputLines) -> Iterator[Frame]:
     with journal.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             yield from lines.feed(chunk)

@@ -1,5 +1,6 @@
 """Opens what runs need: the store, the providers of the configuration, and a holder of lanes."""
 
+import platform
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
@@ -10,19 +11,30 @@ from steadyrun.app.providers import ProviderSetups
 from steadyrun.app.store import build_budget_rules, open_store
 from steadyrun.app.tuning import collect_garbage_rarely, share_heap
 from steadyrun.config import Config
-from steadyrun.config.schema import ClockSettings
 from steadyrun.drivers.launcher import KeeperLauncher
 from steadyrun.lib.clock import SystemClock
 from steadyrun.lib.file_follower import FileWatches
+from steadyrun.lib.task_group import task_group
 from steadyrun.model.ids import Ids
 from steadyrun.model.secret import Scrubber
 from steadyrun.providers import registry
 from steadyrun.runtime.deps import Deps
-from steadyrun.runtime.run.timeouts import Timeouts
+from steadyrun.runtime.direct_runs import DirectRuns
+from steadyrun.store import GENERATION
 
 
 @asynccontextmanager
-async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncIterator[Deps]:
+async def open_direct_runs(config: Config, *, kind: str) -> AsyncIterator[DirectRuns]:
+    """Open the runtime for direct runs. After the block they continue without this process."""
+    async with open_runtime(config, kind=kind) as deps, task_group() as tasks:
+        yield DirectRuns(deps, tasks)
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_runtime(
+    config: Config, *, kind: str, machine: str | None = None
+) -> AsyncIterator[Deps]:
     """Open everything that runs need, and register this process as a holder of lanes."""
     is_daemon = kind == "daemon"
     if is_daemon:
@@ -36,16 +48,24 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
         tuning = collect_garbage_rarely() if is_daemon else nullcontext()
         with FileWatches() as watches, tuning:
             holder = await store.join(kind)
-            drivers = KeeperLauncher(home, setups, clock=clock, watches=watches)
+            launcher = KeeperLauncher(
+                home,
+                setups,
+                clock=clock,
+                watches=watches,
+                line_bytes=config.settings.daemon.line_bytes,
+                generation=(await store.get(GENERATION) or b"").decode(),
+                scrubber=scrubber,
+            )
             try:
                 yield Deps(
                     store=store,
-                    launcher=drivers,
+                    launcher=launcher,
                     clock=clock,
                     ids=Ids(clock.now),
                     holder=holder.id,
-                    machine=machine,
-                    timeouts=_build_timeouts(config.settings.clocks),
+                    machine=machine or platform.node(),
+                    timeouts=config.settings.clocks,
                     scrubber=scrubber,
                     home=home,
                     appended=_find_appended(config),
@@ -60,19 +80,6 @@ def _load_dialects(config: Config) -> None:
     configured = map(config.find_kind, config.settings.providers)
     for kind in {*registry.BUILT_IN, *configured}:
         registry.load_dialect(kind)
-
-
-def _build_timeouts(clocks: ClockSettings) -> Timeouts:
-    return Timeouts(
-        idle=clocks.idle_seconds,
-        stall=clocks.stall_seconds,
-        hang=clocks.hang_seconds,
-        warning=clocks.warning_seconds,
-        interrupt=clocks.interrupt_seconds,
-        close=clocks.close_seconds,
-        offer=clocks.offer_seconds,
-        approval=clocks.approval_seconds,
-    )
 
 
 def _find_appended(config: Config) -> frozenset[str]:

@@ -12,8 +12,9 @@ from steadyrun.config import BudgetSettings, Config, GateSettings
 from steadyrun.config.validators import find_zone
 from steadyrun.model.budget import BudgetRules
 from steadyrun.model.gate import GateRules
+from steadyrun.model.retention import RetentionPeriods
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import Store
+from steadyrun.store import MaintainedStore
 from steadyrun.stores.sqlite import SqliteStore
 
 
@@ -32,8 +33,17 @@ def build_budget_rules(settings: BudgetSettings) -> BudgetRules:
     return BudgetRules(zone, settings.unknown, settings.unknown_usd_per_million)
 
 
+def build_periods(config: Config) -> RetentionPeriods:
+    daemon = config.settings.daemon
+    return RetentionPeriods(
+        timedelta(days=daemon.keep_events_days), timedelta(days=daemon.keep_texts_days)
+    )
+
+
 @asynccontextmanager
-async def open_store(config: Config, scrubber: Scrubber | None = None) -> AsyncIterator[Store]:
+async def open_store(
+    config: Config, scrubber: Scrubber | None = None
+) -> AsyncIterator[MaintainedStore]:
     """Open the store of the configuration. It scrubs the secrets of the configuration; its gates
     are those of the configured accounts."""
     scrubber = scrubber or Scrubber(config.list_secrets())

@@ -11,7 +11,6 @@ import anyio.to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.app.operations import make_enforcer
 from steadyrun.app.providers import make_dialect
 from steadyrun.config import AgentSettings, Config
 from steadyrun.dialect import Ability
@@ -58,7 +57,9 @@ async def sync_agents(config: Config, store: Store, ids: Ids) -> SyncReport:
             await store.add_agent(replace(agent, id=ids.make_agent()))
             added.append(name)
             continue
-        if await _update_agent(store, agent, known[name]):
+        updated = replace(agent, id=known[name].id)
+        if updated != known[name]:
+            await store.set_agent(updated, was=known[name])
             changed.append(name)
         if await _resume_agent(store, known[name].id):
             resumed.append(name)
@@ -93,40 +94,26 @@ def _build_agent(config: Config, name: str, settings: AgentSettings) -> Agent:
         origin="config",
     )
     for provider in agent.providers:
-        _check_provider(config, provider, name, settings)
-        _check_rights(config, provider, agent)
+        _check_provider(config, provider, agent)
     require_home(agent)
     if agent.role is not None:
         require_role(agent.role, config.locations.home)
     return agent
 
 
-def _check_provider(config: Config, provider: str, name: str, settings: AgentSettings) -> None:
-    """Check that the provider has the abilities that the agent needs."""
-    abilities = make_dialect(config, provider).abilities
+def _check_provider(config: Config, provider: str, agent: Agent) -> None:
+    """Check that the provider has the abilities of the agent and can enforce its rights."""
+    dialect, policy = make_dialect(config, provider), agent.policy
     needs: dict[Ability, tuple[str, bool]] = {
-        "modes": ("mode", settings.mode != "default"),
-        "model": ("model", settings.model is not None),
-        "usage": ("budget", settings.budget != Budget()),
+        "modes": ("mode", policy.mode != "default"),
+        "model": ("model", agent.model is not None),
+        "usage": ("budget", policy.budget != Budget()),
     }
     for ability, (setting, is_asked) in needs.items():
-        if is_asked and ability not in abilities:
-            raise AbilityMissing(provider, ability, asked=f"agents.{name}.{setting}")
-
-
-def _check_rights(config: Config, provider: str, agent: Agent) -> None:
-    """Check that the provider can enforce the rights of the agent."""
-    found = make_enforcer(config)(provider, compute_rights(agent.policy))
+        if is_asked and ability not in dialect.abilities:
+            raise AbilityMissing(provider, ability, asked=f"agents.{agent.name}.{setting}")
     asked = f"tier, tools and deny of agents.{agent.name}"
-    require_enforced(provider, found, asked=asked)
-
-
-async def _update_agent(store: Store, agent: Agent, known: Agent) -> bool:
-    agent = replace(agent, id=known.id)
-    if agent == known:
-        return False
-    await store.set_agent(agent, was=known)
-    return True
+    require_enforced(provider, dialect.enforce(compute_rights(policy)), asked=asked)
 
 
 async def _retire_agent(store: Store, agent: Agent) -> str:
@@ -134,7 +121,7 @@ async def _retire_agent(store: Store, agent: Agent) -> str:
     if not await store.get(RETIRED + agent.id):
         was_paused = (await store.lane(agent.id)).is_paused
         await store.put(RETIRED + agent.id, _WAS_PAUSED if was_paused else b"yes")
-    await store.pause(agent.id)
+    await store.set_paused(agent.id, is_paused=True)
     return (
         f"agents.{agent.name} is no longer in the configuration: add it again, "
         f"or: steadyrun agent rm {agent.name}"
@@ -147,6 +134,6 @@ async def _resume_agent(store: Store, agent: AgentId) -> bool:
     if not retired:
         return False
     if retired != _WAS_PAUSED:
-        await store.resume(agent)
+        await store.set_paused(agent, is_paused=False)
     await store.put(RETIRED + agent, b"")
     return retired != _WAS_PAUSED

@@ -12,7 +12,7 @@ _M_ARENA_MAX = -8
 
 
 def share_heap() -> None:
-    """Let all threads allocate from one heap. Memory that one thread frees is of no use to other
+    """Let all threads allocate from one heap. Memory that one thread frees cannot be used by other
     heaps, and the threads of a daemon come and go with the work of its agents."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -21,7 +21,7 @@ def share_heap() -> None:
 
 @contextmanager
 def collect_garbage_rarely() -> Iterator[None]:
-    """Collect less often until the block ends. A daemon lives long and has many objects: to search
+    """Collect less often until the block ends. A daemon runs long and has many objects: to search
     all of them after every 700 new ones would take most of its time."""
     before = gc.get_threshold()
     gc.set_threshold(_COLLECT_AT, *before[1:])

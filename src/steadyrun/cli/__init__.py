@@ -1,1 +1,1 @@
-"""What a person types, and what it prints."""
+"""The command line: parses commands, runs them and prints their results."""

@@ -4,6 +4,7 @@ import argparse
 import os
 
 from steadyrun.errors import InvalidUsage
+from steadyrun.model.quotation import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     CommandRow = tuple[str, str, str, tuple[ArgumentRow, ...]]
 
 _MOST = 100_000
+_OLDEST_DAYS = 36500
 
 
 def add_arguments(parser: argparse.ArgumentParser, row: "CommandRow") -> None:
@@ -83,7 +85,7 @@ def parse_dollars(text: str) -> float:
     is_number = text.isascii() and text.replace(".", "", 1).isdecimal() and len(text) <= 12
     if not is_number or float(text) <= 0:
         raise argparse.ArgumentTypeError(
-            f"expected an amount in dollars above 0, found {text[:40]!r}"
+            f"expected an amount in dollars above 0, found {quote(text)}"
         )
     return float(text)
 
@@ -97,8 +99,18 @@ def parse_count(text: str) -> int:
 
 def parse_cursor(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise argparse.ArgumentTypeError(f"expected a cursor of an event, found {text[:40]!r}")
+        raise argparse.ArgumentTypeError(f"expected a cursor of an event, found {quote(text)}")
     return int(text)
+
+
+def parse_age(text: str) -> float:
+    """Parse an age in hours or days; the seconds."""
+    digits, unit = text[:-1], {"h": 3600.0, "d": 86400.0}.get(text[-1:])
+    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= 6
+    seconds = int(digits) * unit if is_number and unit else 0.0
+    if not 0 < seconds <= _OLDEST_DAYS * 86400:
+        raise argparse.ArgumentTypeError(f"expected an age such as 12h or 90d, found {text[:40]!r}")
+    return seconds
 
 
 def parse_words(text: str) -> tuple[str, ...]:

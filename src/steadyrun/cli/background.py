@@ -1,14 +1,11 @@
 """Drives direct runs in this process: of a command, or of `steadyrun hold` in the background."""
 
-import platform
 from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
-import anyio
-
-from steadyrun.app.processes import hand_over_abandoned
-from steadyrun.app.runtime import open_runtime
+from steadyrun.app.abandoned_runs import hand_over_abandoned
+from steadyrun.app.runtime import open_direct_runs
 from steadyrun.cli.output.ask import deny_unattended
 from steadyrun.config import load
 from steadyrun.lib.task_group import task_group
@@ -19,37 +16,23 @@ from steadyrun.runtime.direct_runs import DirectRuns
 
 
 @asynccontextmanager
-async def open_direct_runs() -> AsyncIterator[DirectRuns]:
+async def open_command_runs() -> AsyncIterator[DirectRuns]:
     """Open the runtime for a command. Abandoned runs go to a holder in the background, because
     this command may end before they do."""
     config = load()
-    async with (
-        open_runtime(config, kind="command", machine=platform.node()) as deps,
-        task_group() as tasks,
-    ):
-        await hand_over_abandoned(config.locations.home, deps.store)
-        yield DirectRuns(deps, tasks)
-        tasks.cancel_scope.cancel()
+    async with open_direct_runs(config, kind="command") as direct_runs:
+        await hand_over_abandoned(config.locations.home, direct_runs.deps.store)
+        yield direct_runs
 
 
-def hold(_: Namespace) -> int:
+async def hold(_: Namespace) -> int:
     """Drive all abandoned runs until they have ended: the hidden command `steadyrun hold`."""
-    anyio.run(_hold)
-    return 0
-
-
-async def _hold() -> None:
-    async with (
-        open_runtime(load(), kind="holder", machine=platform.node()) as deps,
-        task_group() as tasks,
-    ):
-        direct_runs = DirectRuns(deps, tasks)
+    async with open_direct_runs(load(), kind="holder") as direct_runs:
         while adopted := await direct_runs.adopt_all():
             async with task_group() as driving:
                 for run in adopted:
                     driving.start_soon(_drive_until_end, direct_runs, run)
-        # All runs have ended.
-        tasks.cancel_scope.cancel()
+    return 0
 
 
 async def _drive_until_end(direct_runs: DirectRuns, run: RunId) -> None:

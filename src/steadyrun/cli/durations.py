@@ -3,6 +3,7 @@
 import re
 
 from steadyrun.errors import InvalidUsage
+from steadyrun.model.quotation import quote
 
 LONGEST_SECONDS = 366 * 24 * 3600.0
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -15,5 +16,5 @@ def parse_duration(text: str, *, allow_zero: bool = False) -> float:
     seconds = float(found[1]) * _SECONDS[found[2]] if found else -1.0
     is_enough = seconds >= 0.0 if allow_zero else seconds > 0.0
     if not is_enough or seconds > LONGEST_SECONDS:
-        raise InvalidUsage(f"expected a duration such as 500ms, 6s, 10m or 2h, found {text[:40]!r}")
+        raise InvalidUsage(f"expected a duration such as 500ms, 6s, 10m or 2h, found {quote(text)}")
     return seconds

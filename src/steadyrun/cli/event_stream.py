@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 
 from steadyrun.api import client
 from steadyrun.cli.output.format import ShownEvent
-from steadyrun.errors import DaemonUnreachable, RpcFailed, VersionMismatch
+from steadyrun.errors import DaemonNotAnswering, DaemonUnreachable, RpcFailed, VersionMismatch
 from steadyrun.model.event import (
     VERSION,
     Event,
@@ -42,9 +42,19 @@ class EventFilter(Struct, frozen=True):
 class EventStream:
     """Delivers every event after a cursor once, from the daemon or from the store."""
 
-    def __init__(self, home: Path, store: Store, filter_: EventFilter, after: int) -> None:
+    def __init__(
+        self,
+        home: Path,
+        store: Store,
+        filter_: EventFilter,
+        after: int,
+        note: Callable[[str], None],
+    ) -> None:
+        """`note` prints a line for the user."""
         self._home, self._store, self._filter = home, store, filter_
-        self._after = after
+        self._after, self._note = after, note
+        # Whether the daemon does not answer and the user knows it.
+        self._is_silent = False
 
     async def follow(self, handle: EventHandler) -> None:
         while True:
@@ -55,13 +65,23 @@ class EventStream:
         request = FollowRequest(self._filter.agent, self._filter.run, self._after)
         try:
             async with client.follow(self._home, request) as (_, events):
+                self._is_silent = False
                 async for raw in events:
                     if await self._deliver(decode_event(raw), handle):
                         return True
+        except DaemonNotAnswering as silence:
+            self._report_silence(silence)
+            return False
         except (DaemonUnreachable, RpcFailed, VersionMismatch):
             # No daemon, or one of another version. The store has all events except live ones.
             return False
         return False
+
+    def _report_silence(self, silence: DaemonNotAnswering) -> None:
+        if not self._is_silent:
+            self._is_silent = True
+            self._note(f"{silence.message}; events come from the store")
+            self._note(f"  {silence.hint}")
 
     async def _follow_store(self, handle: EventHandler) -> bool:
         agent, run = self._filter.agent, self._filter.run

@@ -1,7 +1,6 @@
 """Reads and checks what the user typed or piped in, before anything is started."""
 
 import os
-import pwd
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -9,10 +8,12 @@ from typing import Any
 
 import msgspec
 
+from steadyrun.cli.arguments import parse_words
 from steadyrun.config.locations import get_environ
 from steadyrun.dialect import Image
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.media import detect_image_type
+from steadyrun.model.quotation import quote
 from steadyrun.runtime.run.options import RunOptions
 
 LARGEST_IMAGE_BYTES = 20 * 1024 * 1024
@@ -42,20 +43,12 @@ def read_prompt(text: str | None) -> str:
     return prompt
 
 
-def find_user() -> str:
-    """Return the name of the user of this process, as it is recorded with an answer."""
-    try:
-        return f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
-    except KeyError:
-        return f"cli:{os.getuid()}"
-
-
 def read_options(args: Namespace) -> RunOptions:
     """Read the options of a run. An option that was not typed is left out."""
     options: dict[str, Any] = {name: getattr(args, name) for name in _SAME_NAME}
     options["max_cost_usd"] = args.max_cost
     options["timeout_seconds"] = args.timeout
-    options["tools"] = None if args.tools is None else _split(args.tools)
+    options["tools"] = None if args.tools is None else parse_words(args.tools)
     options["schema"] = None if args.schema is None else read_schema(args.schema)
     options["metadata"] = None if args.metadata is None else read_metadata(args.metadata)
     options["env"] = dict(map(read_variable, args.env)) if args.env else None
@@ -86,14 +79,14 @@ def read_metadata(text: str) -> dict[str, Any]:
 
 
 def read_variable(text: str) -> tuple[str, str]:
-    """Read NAME=VALUE, or NAME with the value that it has in our environment."""
+    """Read NAME=VALUE, or NAME with its value in the environment of this process."""
     name, is_set, value = text.partition("=")
     if is_set:
         return name, value
     found = get_environ().get(name)
     if found is None:
         hint = "Use --env NAME=VALUE, or set the variable: --env NAME takes its present value."
-        raise InvalidUsage(f"--env: {name[:80]!r} is not set", hint=hint)
+        raise InvalidUsage(f"--env: {quote(name)} is not set", hint=hint)
     return name, found
 
 
@@ -107,10 +100,6 @@ def read_image(text: str) -> Image:
         problem = f"the image {text} is not a png, jpeg, gif or webp"
         raise InvalidUsage(problem, hint="Convert it first.")
     return Image(media_type, data)
-
-
-def _split(tools: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in tools.split(",") if name.strip())
 
 
 def _read_file(path: Path, what: str, limit: int = -1) -> bytes:

@@ -1,9 +1,12 @@
-"""Calls an operation: in the daemon if one answers, otherwise in this process if possible."""
+"""Calls an operation: in the daemon if one answers, otherwise in this process if possible.
 
+Where the operation is executed, it is also decided whether this process may call it.
+"""
+
+import sys
 from argparse import Namespace
 from typing import Any
 
-import anyio
 import msgspec
 from msgspec import Struct
 
@@ -11,30 +14,19 @@ from steadyrun.api import client
 from steadyrun.app.operations import open_operations
 from steadyrun.cli.output.format import to_json
 from steadyrun.cli.output.tables import format_answer
-from steadyrun.config import Config, is_started_by_agent, load
-from steadyrun.errors import DaemonUnreachable, InvalidUsage, NotAllowed, RpcClosed
+from steadyrun.config import Config, load
+from steadyrun.errors import DaemonNotAnswering, DaemonUnreachable, InvalidUsage, RpcClosed
+from steadyrun.operations.access.execution import call_here
 from steadyrun.operations.registry import BY_NAME, Operation
 
 
-def run_operation(args: Namespace) -> int:
+async def run_operation(args: Namespace) -> int:
     """Call the operation of a command and print the answer."""
-    return anyio.run(_run_operation, args)
-
-
-async def _run_operation(args: Namespace) -> int:
     operation = BY_NAME[args.operation]
-    require_person(operation)
     request = parse_request(args, operation)
     answer, _ = await call_operation(load(), operation, request)
     print_answer(operation, request, answer, as_json=args.json)
     return 0
-
-
-def require_person(operation: Operation) -> None:
-    """Refuse an admin operation if an agent has started this process."""
-    if operation.scope == "admin" and is_started_by_agent():
-        hint = "A user must do it, outside of the processes of agents."
-        raise NotAllowed(f"an agent cannot {operation.summary}", hint=hint)
 
 
 def parse_request(args: Namespace, operation: Operation, **other: Any) -> Any:
@@ -49,19 +41,28 @@ def parse_request(args: Namespace, operation: Operation, **other: Any) -> Any:
         raise InvalidUsage(f"{operation.name}: {error}") from error
 
 
-async def call_operation(config: Config, operation: Operation, request: Struct) -> tuple[Any, bool]:
-    """Return the answer, and whether the daemon gave it."""
+async def call_operation(
+    config: Config, operation: Operation, request: Struct
+) -> tuple[Any, DaemonUnreachable | None]:
+    """Return the answer, and why the daemon did not give it; None if it did. That a daemon runs and
+    does not answer is printed first: if it is stopped in the middle of a write, the store is busy.
+    """
+    home = config.locations.home
     try:
-        return await client.call(config.locations.home, operation, request), True
-    except DaemonUnreachable:
+        return await client.call(home, operation, request), None
+    except DaemonUnreachable as error:
         if operation.place == "daemon":
             raise
-    except RpcClosed:
+        missing = error
+        if isinstance(error, DaemonNotAnswering):
+            print(f"{error.message}\n  {error.hint}", file=sys.stderr, flush=True)
+    except RpcClosed as error:
         # The daemon has ended and may have done it. It is repeated only if that is harmless.
         if operation.place == "daemon" or not _is_safe_to_repeat(operation, request):
             raise
+        missing = DaemonUnreachable(home, found=error.message)
     async with open_operations(config) as context:
-        return await operation.do(context, request), False
+        return await call_here(context, operation, request), missing
 
 
 def _is_safe_to_repeat(operation: Operation, request: Struct) -> bool:

@@ -10,20 +10,24 @@ import sys
 
 from steadyrun import __version__
 from steadyrun.cli import arguments
-from steadyrun.cli.command_table import TABLE
+from steadyrun.cli.command_table import MODES, TABLE
 from steadyrun.errors import InvalidUsage, SteadyrunError
+from steadyrun.model.quotation import shorten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from typing import Any, NoReturn
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-# The values of `model.policy.Mode`. Importing that module would slow down every command.
-MODES = ("default", "accept_edits", "plan", "full_auto", "dangerously_skip_permissions")
 _LONGEST_MESSAGE = 1000
 _HELP = ("-h", "--help")
+# Groups that are no commands themselves.
+_GROUPS = {
+    "agent": "add, show, change, remove, pause and resume an agent",
+    "config": "show and check the configuration",
+}
 
 _EPILOG = """\
 All data is stored in $STEADYRUN_HOME (default ~/.steadyrun).
@@ -34,7 +38,8 @@ exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 not found, 4 not allowed
 
 
 class Command:
-    """A command. `target` is `module:function` in this package; it takes the parsed arguments."""
+    """A command. `target` is `module:function` in this package; it takes the parsed arguments and
+    may be asynchronous."""
 
     def __init__(
         self,
@@ -45,10 +50,6 @@ class Command:
     ) -> None:
         self.words, self.summary, self.target = words, summary, target
         self.add_arguments = add_arguments
-
-
-def _add_json_argument(parser: argparse.ArgumentParser) -> None:
-    arguments.add_json_flag(parser)
 
 
 def _add_runs_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +87,9 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cwd", default=".", metavar="DIR", help="the working directory (.)")
     add("--mode", choices=MODES, metavar="MODE", help=f"{', '.join(MODES[:-1])} or {MODES[-1]}")
     add("--tools", metavar="A,B", help="allow only these tools")
-    add("--system", metavar="TEXT", help="text added to the system prompt of the provider")
+    add("--system", metavar="TEXT",
+        help="the system prompt; added to that of the provider, but Claude Code replaces its own"
+        " unless --role is given")  # fmt: skip
     add("--role", metavar="R", help="the role: roles/R.md in the home directory")
     add("--resume", metavar="TOKEN", help="continue an earlier conversation")
     add("--or-fresh", action="store_true", default=None,
@@ -115,6 +118,13 @@ def _add_send_arguments(parser: argparse.ArgumentParser) -> None:
                         help="with --wait: the longest time to wait")  # fmt: skip
 
 
+def _add_retry_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--failed", action="store_true",
+                        help="send all failed messages again, or those of one agent")  # fmt: skip
+    parser.add_argument("--since", metavar="WHEN",
+                        help="with --failed: since then: today, 2026-01-31, 24h")  # fmt: skip
+
+
 def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN|FILE", help="a run id or a recording")
     parser.add_argument("--provider", metavar="P", help="the provider; required for a recording")
@@ -124,6 +134,34 @@ def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run id or the beginning of one")
     parser.add_argument("-o", "--output", metavar="FILE", help="the archive (./RUN.tar.gz)")
+    arguments.add_json_flag(parser)
+
+
+def _add_backup_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="the backup to write")
+    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    arguments.add_json_flag(parser)
+
+
+def _add_restore_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a file that `steadyrun backup` has written")
+    parser.add_argument("--stop", action="store_true",
+                        help="first stop the daemon and all processes of agents")  # fmt: skip
+    arguments.add_json_flag(parser)
+
+
+def _add_prune_arguments(parser: argparse.ArgumentParser) -> None:
+    add, age = parser.add_argument, arguments.parse_age
+    add("--dry-run", action="store_true", help="print what would be deleted, and delete nothing")
+    add("--events-older-than", type=age, metavar="AGE", help="delete events: 12h, 90d")
+    add("--texts-older-than", type=age, metavar="AGE",
+        help="delete texts of messages and answers: 12h, 90d")  # fmt: skip
+    add("--agent", metavar="NAME", help="only of this agent")
+    arguments.add_json_flag(parser)
+
+
+def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--deep", action="store_true", help="also read every row of the store")
     arguments.add_json_flag(parser)
 
 
@@ -139,10 +177,9 @@ def _add_nothing(parser: argparse.ArgumentParser) -> None:
 
 # Operations whose command does more than call the operation and print the answer.
 CUSTOM_COMMANDS = {
-    "approve": ("commands.answer:answer", _add_nothing),
     "cancel": ("commands.steer:cancel", _add_nothing),
-    "deny": ("commands.answer:answer", _add_nothing),
     "down": ("commands.down:down", _add_nothing),
+    "retry": ("commands.retry:retry", _add_retry_arguments),
     "send": ("commands.send:send", _add_send_arguments),
 }
 
@@ -171,18 +208,23 @@ COMMANDS = (
             "commands.replay:replay", _add_replay_arguments),
     Command("export", "write a run to an archive, without secrets",
             "commands.export:export", _add_export_arguments),
+    Command("backup", "write a backup of the home to a file",
+            "commands.backup:make_backup", _add_backup_arguments),
+    Command("restore", "restore the home from a backup",
+            "commands.backup:restore", _add_restore_arguments),
+    Command("prune", "delete old events and texts", "commands.prune:prune", _add_prune_arguments),
     Command("providers", "list providers and their abilities",
-            "commands.providers:list_providers", _add_json_argument),
+            "commands.providers:list_providers", arguments.add_json_flag),
     Command("config show", "print every setting and its origin",
-            "commands.config:show", _add_json_argument),
+            "commands.config:show", arguments.add_json_flag),
     Command("config path", "print the configuration files",
-            "commands.config:show_path", _add_json_argument),
+            "commands.config:show_path", arguments.add_json_flag),
     Command("config check", "check the configuration", "commands.config:check",
-            _add_json_argument),
+            arguments.add_json_flag),
     Command("trust", "allow the steadyrun.toml of this project to set every key",
-            "commands.config:trust", _add_json_argument),
+            "commands.config:trust", arguments.add_json_flag),
     Command("doctor", "check the machine, the home directory and the store",
-            "commands.doctor:doctor", _add_json_argument),
+            "commands.doctor:doctor", _add_doctor_arguments),
 )  # fmt: skip
 # Started by other commands, not by users.
 HIDDEN = (Command("hold", "", "background:hold", _add_nothing),)
@@ -256,7 +298,7 @@ def _add(groups: "dict[str, Any]", command: Command) -> None:
     if group not in groups:
         # A group such as `gate` may be a command as well.
         alone = groups.get(f"{group}!")
-        inner = alone or groups[""].add_parser(group, help=f"see `steadyrun {group} --help`")
+        inner = alone or groups[""].add_parser(group, help=_GROUPS[group])
         groups[group] = inner.add_subparsers(metavar="COMMAND", required=alone is None)
     # A command without a summary is not listed in the help.
     listed = {"help": command.summary} if command.summary else {}
@@ -300,8 +342,15 @@ def _call(args: argparse.Namespace) -> int:
     imported = __import__(f"steadyrun.cli.{module}", fromlist=[function])
     # All imports are done: from here on Ctrl-C raises KeyboardInterrupt again.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    code: int = getattr(imported, function)(args)
-    return code
+    code = getattr(imported, function)(args)
+    return code if isinstance(code, int) else _run(code)
+
+
+def _run(command: "Coroutine[Any, Any, int]") -> int:
+    """Run a command that is asynchronous to its end."""
+    import anyio  # noqa: PLC0415 (start-up time: `--help` needs no event loop)
+
+    return anyio.run(lambda: command)
 
 
 def _report(error: SteadyrunError, *, as_json: bool) -> int:
@@ -325,7 +374,7 @@ def _report(error: SteadyrunError, *, as_json: bool) -> int:
 def _to_one_line(text: str) -> str:
     """Replace control characters and limit the length: a message may quote any name."""
     shown = "".join(char if char.isprintable() else "?" for char in text)
-    return shown if len(shown) <= _LONGEST_MESSAGE else shown[:_LONGEST_MESSAGE] + "…"
+    return shorten(shown, _LONGEST_MESSAGE)
 
 
 def _replace_invalid(word: str) -> str:

@@ -2,15 +2,13 @@
 
 from steadyrun.config.describe import describe, to_document
 from steadyrun.config.load import Config, load
-from steadyrun.config.locations import Locations, is_started_by_agent, locate
+from steadyrun.config.locations import Locations, locate
 from steadyrun.config.schema import (
     UNTRUSTED_SETTINGS,
     AgentSettings,
     BudgetSettings,
-    DaemonSettings,
     GateSettings,
     ProviderSettings,
-    Settings,
     list_patterns,
 )
 from steadyrun.config.toml_source import to_printable
@@ -22,13 +20,10 @@ __all__ = [
     "AgentSettings",
     "BudgetSettings",
     "Config",
-    "DaemonSettings",
     "GateSettings",
     "Locations",
     "ProviderSettings",
-    "Settings",
     "describe",
-    "is_started_by_agent",
     "is_trusted",
     "list_kinds",
     "list_patterns",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from steadyrun.config.variables import expand
 from steadyrun.errors import VariableUnset
 
-# Whole words of a name: MAX_OUTPUT_TOKENS is none, nor is DATABASE_URL.
+# Matches whole words of a name. MAX_OUTPUT_TOKENS and DATABASE_URL do not match.
 _IDENTIFYING = re.compile(
     r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|AUTH|AUTHORIZATION|BEARER|CREDENTIALS?|HEADERS"
     r"|(?:BASE|API)_UR[IL]|API_(?:BASE|HOST)|ENDPOINT|CONFIG_DIR|PROFILE|ACCOUNT|ORG|ORGANIZATION"
@@ -31,8 +31,11 @@ def is_account_setting(name: str) -> bool:
 def find_account_values(
     env: Mapping[str, str], options: Mapping[str, object], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, str | None]]:
-    """Give each such setting that is not empty; None if its variable is not set, which is an error
-    only when the provider is launched."""
+    """Yield each such setting that is not empty.
+
+    The value is None if its variable is not set; that is an error only when the provider is
+    launched.
+    """
     found = list(_find_in_options("options", options, is_part=False))
     # An option of Codex names the variable of its key, which may have any name.
     named = {value for _, value in found}

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from steadyrun.drivers.keeper import MARK
-from steadyrun.errors import ConfigInvalid
+from steadyrun.errors import ConfigInvalid, HomePathTooLong
 
 PROJECT_FILE = "steadyrun.toml"
+# SQLite opens no file with a path of more than 504 bytes, and the name of the store takes 13.
+LONGEST_HOME_BYTES = 491
+_LONGEST_NAME_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +38,13 @@ def locate(
 ) -> Locations:
     home = _find_home(get_environ() if environ is None else environ) if home is None else home
     home = _resolve(home)
+    _check_length(home)
     return Locations(home, _find_project(_resolve(cwd or Path()), home))
 
 
 def get_environ() -> Mapping[str, str]:
     """Return the environment of this process. No other function reads it."""
     return os.environ  # noqa: TID251
-
-
-def is_started_by_agent() -> bool:
-    """Whether this process is a descendant of an agent's process."""
-    return bool(get_environ().get(MARK))
 
 
 def _find_home(environ: Mapping[str, str]) -> Path:
@@ -73,7 +71,19 @@ def _resolve(path: Path) -> Path:
         return path.resolve()
     except (OSError, RuntimeError) as error:
         problem = f"the directory {path} cannot be found"
-        raise ConfigInvalid(problem, file=None, hint="Go to one that exists.") from error
+        raise ConfigInvalid(
+            problem, file=None, hint="Change to a directory that exists."
+        ) from error
+
+
+def _check_length(home: Path) -> None:
+    longest_name = max(len(os.fsencode(part)) for part in home.parts)
+    if longest_name > _LONGEST_NAME_BYTES:
+        what = "a directory name in the path of the home"
+        raise HomePathTooLong(found=longest_name, most=_LONGEST_NAME_BYTES, what=what)
+    length = len(os.fsencode(home))
+    if length > LONGEST_HOME_BYTES:
+        raise HomePathTooLong(found=length, most=LONGEST_HOME_BYTES)
 
 
 def _find_project(cwd: Path, home: Path) -> Path | None:

@@ -22,9 +22,11 @@ from steadyrun.config.validators import (
 )
 from steadyrun.model.agent import OnLimited
 from steadyrun.model.budget import Budget, UnknownCostRule
+from steadyrun.model.health import HealthLimits
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Mode, Tier, check_tools
 from steadyrun.model.text import Problem, suggest
+from steadyrun.runtime.run.timeouts import Timeouts
 
 # The settings of a project's file that need no trust: none of them can start a command or send
 # data to another place.
@@ -35,7 +37,9 @@ class DaemonSettings(Struct, frozen=True):
     """The address of the daemon, and its limits.
 
     `processes` and `idle_seconds` are limits of idle processes. The files of a process are kept for
-    `keep_days` after its end.
+    `keep_days` after its end, the events of runs for `keep_events_days`, and the texts of runs and
+    items for `keep_texts_days`; 0: for ever. `line_bytes` limits the memory for one line of a CLI's
+    output.
     """
 
     listen: str = "127.0.0.1:7717"
@@ -44,19 +48,9 @@ class DaemonSettings(Struct, frozen=True):
     idle_seconds: float = 300.0
     drain_seconds: float = 60.0
     keep_days: float = 7.0
-
-
-class ClockSettings(Struct, frozen=True):
-    """Timeouts in seconds; 0 means no limit."""
-
-    idle_seconds: float = 1800.0
-    stall_seconds: float = 120.0
-    hang_seconds: float = 60.0
-    warning_seconds: float = 60.0
-    interrupt_seconds: float = 10.0
-    close_seconds: float = 10.0
-    offer_seconds: float = 30.0
-    approval_seconds: float = 600.0
+    keep_events_days: float = 0.0
+    keep_texts_days: float = 0.0
+    line_bytes: int = 64 * 1024 * 1024
 
 
 class GateSettings(Struct, frozen=True):
@@ -129,18 +123,19 @@ class Settings(Struct, frozen=True):
 
     store: str = "sqlite"
     daemon: DaemonSettings = DaemonSettings()
-    clocks: ClockSettings = ClockSettings()
+    clocks: Timeouts = Timeouts()
     gate: GateSettings = GateSettings()
     budgets: BudgetSettings = BudgetSettings()
     providers: dict[str, ProviderSettings] = {}
     agents: dict[str, AgentSettings] = {}
     telemetry: TelemetrySettings = TelemetrySettings()
+    watch: HealthLimits = HealthLimits()
 
 
 def iterate_values(
     source: ConfigSource, *, kind: Any = Settings, table: Table | None = None, path: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Any]]:
-    """Give every value of `source`, checked; an empty table counts as a value."""
+    """Yield every value of `source` after its check; an empty table counts as a value."""
     table = source.data if table is None else table
     if path and not table:
         yield path, {}
@@ -179,7 +174,7 @@ def list_patterns(kind: Any = Settings, prefix: str = "") -> Iterator[str]:
 
 
 def list_values(settings: Settings) -> Iterator[tuple[KeyPath, Any]]:
-    """Give every setting that has a value, defaults included, in plain types."""
+    """Yield every setting that has a value, including defaults, in plain types."""
     patterns = set(list_patterns())
     for path, value in iterate_values(ConfigSource("default", msgspec.to_builtins(settings))):
         if to_pattern(path) in patterns:
@@ -218,7 +213,7 @@ def _find_type(source: ConfigSource, kind: Any, path: KeyPath) -> Any:
         check = NAMES.get(to_pattern(path))
         flaw = check(path[-1]) if check else None
         if flaw:
-            raise source.build_error(path, f"{format_path(path)}: {flaw.problem}", hint=flaw.hint)
+            raise _build_error(source, path, flaw)
         return members["*"]
     if path[-1] not in members:
         hint = suggest(path[-1], members)
@@ -247,7 +242,7 @@ def _describe_type_error(name: str, kind: Any, value: object) -> Problem:
     if words is not None and isinstance(value, str):
         return describe_unknown(name, value, get_args(words))
     expected = _EXPECTED.get(kind, "a string")
-    found = "something else in it" if isinstance(value, list) else _name_type(value)
+    found = "a list with other values" if isinstance(value, list) else _name_type(value)
     return Problem(f"expected {expected}, found {found}")
 
 
@@ -278,19 +273,14 @@ def _check_agent(path: KeyPath, agent: Table, sources: dict[KeyPath, ConfigSourc
     for field in msgspec.structs.fields(AgentSettings):
         if field.required and field.name not in agent:
             source = next(s for p, s in sources.items() if p[:2] == path)
-            raise source.build_error(
-                path, f"{format_path(path)} has no {field.name}, which it needs"
-            )
+            raise source.build_error(path, f"{format_path(path)} requires {field.name}")
     if agent["provider"] in agent.get("fallback", ()):
         here = (*path, "fallback")
-        problem = f"{format_path(here)}: names {agent['provider']!r}, which is the provider already"
-        raise sources[here].build_error(here, problem)
-    flaw = check_tools(agent.get("tier"), agent.get("tools"))
-    if flaw:
+        twice = Problem(f"names {agent['provider']!r}, which is already its provider")
+        raise _build_error(sources[here], here, twice)
+    if flaw := check_tools(agent.get("tier"), agent.get("tools")):
         here = next(found for key in ("tools", "tier") if (found := (*path, key)) in sources)
-        raise sources[here].build_error(
-            here, f"{format_path(here)}: {flaw.problem}", hint=flaw.hint
-        )
+        raise _build_error(sources[here], here, flaw)
 
 
 def _check_gate(gate: GateSettings, sources: dict[KeyPath, ConfigSource]) -> None:
@@ -332,5 +322,5 @@ _EXPECTED: dict[Any, str] = {
 }
 _CHECKS = {
     **CHECKS,
-    **{f"clocks.{field.name}": check_seconds for field in msgspec.structs.fields(ClockSettings)},
+    **{f"clocks.{field.name}": check_seconds for field in msgspec.structs.fields(Timeouts)},
 }

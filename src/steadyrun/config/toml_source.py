@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from steadyrun.errors import ConfigInvalid
+from steadyrun.model import quotation
 
 KeyPath = tuple[str, ...]
 Table = dict[str, Any]
@@ -201,4 +202,4 @@ def _format_key(part: str) -> str:
 
 
 def shorten(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    return quotation.shorten(text, _LONGEST_SHOWN)

@@ -9,14 +9,19 @@ from steadyrun.config.locations import PROJECT_FILE, Locations, locate
 from steadyrun.config.schema import iterate_values
 from steadyrun.config.toml_source import ConfigSource, read_bytes, read_source
 from steadyrun.errors import ConfigInvalid, NotFound
-from steadyrun.lib.atomic import write_file
+from steadyrun.lib.atomic import make_private_directory, write_file
+from steadyrun.operations.access.caller import require_person
 
 
 def trust(
     home: Path | None = None, cwd: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Path:
-    """Trust the project's file with its present content. A changed file must be trusted again."""
+    """Trust the project's file with its present content. A changed file must be trusted again.
+
+    `NotAllowed` if this process was started by an agent.
+    """
     places = locate(home, cwd, environ)
+    require_person(places.home, "trust the file of a project")
     source = read_project(places)
     if source is None or source.file is None:
         hint = "Go to the project's directory."
@@ -65,7 +70,7 @@ def _read_digests(places: Locations) -> dict[str, str]:
 def _write_digests(places: Locations, digests: dict[str, str]) -> None:
     file = places.trusted_file
     try:
-        places.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(places.home)
         write_file(file, json.dumps(digests, indent=1, sort_keys=True).encode())
     except OSError as error:
         reason = error.strerror or type(error).__name__

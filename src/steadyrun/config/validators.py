@@ -23,6 +23,8 @@ MOST = 100
 # The longest rate limit window of an account is a week.
 MOST_GATE_SECONDS = 7 * 24 * 3600
 MOST_DAYS = 36500
+LEAST_LINE_BYTES, MOST_LINE_BYTES = 1024 * 1024, 4 * 1024 * 1024 * 1024
+MOST_MEMORY_BYTES = 1 << 40
 
 # The permitted names of headers, and the characters that a value must not have (RFC 9110).
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -62,20 +64,13 @@ def check_kind(provider: str, kind: str | None) -> Problem | None:
     )
 
 
-def _check_provider_name(name: str) -> Problem | None:
-    if is_agent_name(name):
-        return None
-    return Problem("cannot be the name of a provider", hint=NAME_RULE)
+def _make_name_check(
+    is_valid: Callable[[str], object], what: str, hint: str
+) -> Callable[[str], Problem | None]:
+    def check(name: str) -> Problem | None:
+        return None if is_valid(name) else Problem(f"cannot be the name of {what}", hint=hint)
 
-
-def _check_agent_name(name: str) -> Problem | None:
-    return (
-        None if is_agent_name(name) else Problem("cannot be the name of an agent", hint=NAME_RULE)
-    )
-
-
-def _check_role(name: str) -> Problem | None:
-    return None if is_role_name(name) else Problem("cannot be the name of a role", hint=ROLE_RULE)
+    return check
 
 
 def _check_store(value: str) -> Problem | None:
@@ -106,6 +101,9 @@ def _check_text(value: str) -> Problem | None:
 def _check_command(value: tuple[str, ...]) -> Problem | None:
     if not value or not value[0]:
         return Problem("expected a program and its arguments, found none")
+    if value[0].startswith("~"):
+        found = shorten(repr(value[0]))
+        return Problem(f"has a ~, which is not expanded: {found}", hint="Write the whole path.")
     return next(filter(None, (_check_text(part) for part in value if part)), None)
 
 
@@ -128,12 +126,6 @@ def _check_endpoint(value: str) -> Problem | None:
     )
 
 
-def _check_header(name: str) -> Problem | None:
-    if _HEADER.fullmatch(name):
-        return None
-    return Problem("cannot be the name of a header", hint="Use letters, digits and -.")
-
-
 def check_header_value(value: str) -> Problem | None:
     """Check the value of a header, also after its variables are expanded."""
     if _NO_HEADER_VALUE.search(value):
@@ -146,9 +138,7 @@ def _check_header_template(value: str) -> Problem | None:
 
 
 def _check_fallback(value: tuple[str, ...]) -> Problem | None:
-    if len(set(value)) < len(value):
-        return Problem("names a provider twice")
-    return None
+    return Problem("names a provider twice") if len(set(value)) < len(value) else None
 
 
 def _check_names(value: tuple[str, ...]) -> Problem | None:
@@ -178,10 +168,8 @@ def _check_tokens(value: int) -> Problem | None:
 def _check_zone(value: str) -> Problem | None:
     if find_zone(value) is not None:
         return None
-    hint = (
-        'Use a name like "Europe/Berlin", or "UTC"; what is known comes with the system (tzdata).'
-    )
-    return Problem(f"no time zone {shorten(repr(value))} here", hint=hint)
+    hint = 'Use a name like "Europe/Berlin", or "UTC"; the names are those of the tzdata here.'
+    return Problem(f"unknown time zone {shorten(repr(value))}", hint=hint)
 
 
 def find_zone(name: str) -> tzinfo | None:
@@ -210,16 +198,17 @@ def _check_days(value: float) -> Problem | None:
 
 
 def _check_factor(value: float) -> Problem | None:
-    if value > 1 and math.isfinite(value):
-        return None
-    return Problem(f"expected a number above 1, found {value}")
+    is_right = value > 1 and math.isfinite(value)
+    return None if is_right else Problem(f"expected a number above 1, found {value}")
 
 
 NAMES: dict[str, Callable[[str], Problem | None]] = {
-    "providers.*": _check_provider_name,
-    "agents.*": _check_agent_name,
+    "providers.*": _make_name_check(is_agent_name, "a provider", NAME_RULE),
+    "agents.*": _make_name_check(is_agent_name, "an agent", NAME_RULE),
     "providers.*.env.*": check_variable,
-    "telemetry.headers.*": _check_header,
+    "telemetry.headers.*": _make_name_check(
+        _HEADER.fullmatch, "a header", "Use letters, digits and -."
+    ),
 }
 CHECKS: dict[str, Callable[[Any], Problem | None]] = {
     "store": _check_store,
@@ -229,6 +218,9 @@ CHECKS: dict[str, Callable[[Any], Problem | None]] = {
     "daemon.idle_seconds": check_seconds,
     "daemon.drain_seconds": check_seconds,
     "daemon.keep_days": _check_days,
+    "daemon.keep_events_days": _check_days,
+    "daemon.keep_texts_days": _check_days,
+    "daemon.line_bytes": _make_range_check(LEAST_LINE_BYTES, MOST_LINE_BYTES),
     "gate.initial_seconds": _make_range_check(1, MOST_GATE_SECONDS),
     "gate.max_seconds": _make_range_check(1, MOST_GATE_SECONDS),
     "gate.factor": _check_factor,
@@ -242,7 +234,7 @@ CHECKS: dict[str, Callable[[Any], Problem | None]] = {
     "agents.*.home": _check_home,
     "agents.*.model": _check_text,
     "agents.*.deny": check_tool_names,
-    "agents.*.role": _check_role,
+    "agents.*.role": _make_name_check(is_role_name, "a role", ROLE_RULE),
     "agents.*.system": _check_text,
     "agents.*.wall_seconds": check_timeout,
     **{f"agents.*.budget.{limit}": check_dollars for limit in LIMITS},
@@ -251,4 +243,8 @@ CHECKS: dict[str, Callable[[Any], Problem | None]] = {
     "budgets.unknown_usd_per_million": check_dollars,
     "telemetry.endpoint": _check_endpoint,
     "telemetry.headers.*": _check_header_template,
+    "watch.loop_seconds": check_seconds,
+    "watch.commit_seconds": check_seconds,
+    "watch.queue_seconds": check_seconds,
+    "watch.memory_bytes": _make_range_check(0, MOST_MEMORY_BYTES),
 }

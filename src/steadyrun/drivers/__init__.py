@@ -1,1 +1,1 @@
-"""Drivers of provider processes: launch, keeper client, replay."""
+"""Drives provider processes: starts them under keepers, takes them over and replays them."""

@@ -1,9 +1,10 @@
 """Exchanges frames between a dialect and its process, and passes their meaning to the sink.
 
-Frames are received and sent in one order. A frame that the dialect wants to send is written,
+Frames are received and sent in one order. A frame that the dialect returns to be sent is written,
 acknowledged and confirmed to the dialect before the next line of the journal is handled.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,15 +13,15 @@ from msgspec.structs import replace
 
 from steadyrun.dialect import Send, TurnEnded
 from steadyrun.driver import DriverOutput, JournalBatch, Sink
-from steadyrun.drivers.journal_cursor import JournalCursor
-from steadyrun.drivers.kept_process import KeptProcess
-from steadyrun.drivers.process_output import ProcessOutput, StderrReporter
+from steadyrun.drivers.journal.process_output import JournalCursor, ProcessOutput
+from steadyrun.drivers.keeper_client import KeptProcess
 from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker, end_from_exit
 from steadyrun.lib.atomic import write_file
 from steadyrun.lib.clock import Clock
 from steadyrun.lib.framing import Frame
+from steadyrun.lib.safe_paths import make_directory
 from steadyrun.lib.signal import Signal
-from steadyrun.model.event import Emitted, ImageProduced, Note
+from steadyrun.model.event import Emitted, ImageProduced, Note, OutputRaw
 
 # The folder with the images of a process, in its directory.
 IMAGES = "images"
@@ -30,7 +31,7 @@ class FrameExchange:
     """Used by one `ProcessDriver`, which holds its lock during every call of `receive`, `send`,
     `replay_sent` and `end`.
 
-    Each call leaves everything it learned with the sink, the present interrupt with the keeper, and
+    Each call passes its output to the sink, deposits the present interrupt with the keeper, and
     notifies `changed`.
     """
 
@@ -46,7 +47,7 @@ class FrameExchange:
     ) -> None:
         self._turns, self._cursor, self._process = turns, cursor, process
         self._output, self._sink, self._clock = output, sink, clock
-        self.stderr = StderrReporter(output, cursor, sink, clock)
+        self._stderr_lock, self._stderr_count = asyncio.Lock(), 0
         # Notified when the dialect may have changed its state.
         self.changed = Signal()
         self._is_ended = False
@@ -96,12 +97,21 @@ class FrameExchange:
     async def end(self, *, is_awaited: bool) -> None:
         """Handle the end of the process. `is_awaited`: its turn was never sent."""
         tracked = self._turns.on_exited(
-            self._process.read_exit(), self._clock.now(), is_awaited=is_awaited
+            self._output.read_exit(), self._clock.now(), is_awaited=is_awaited
         )
         self._is_ended = True
         output = [each for each in tracked if not isinstance(each, Send)]
         await self._deliver([] if self._cursor.is_exit_stored else output)
         self.changed.notify()
+
+    async def report_stderr(self) -> None:
+        """Pass on all that stderr has now, in order, as live events. This needs no lock."""
+        async with self._stderr_lock:
+            for chunk in self._output.read_stderr():
+                self._stderr_count += 1
+                event = OutputRaw("stderr", chunk.decode(errors="replace"))
+                emitted = Emitted(0, self._stderr_count, self._clock.now(), event)
+                await self._sink(JournalBatch([emitted], self._cursor.offset, self._cursor.sent))
 
     async def _act_on(self, tracked: list[TrackedOutput], *, is_new: bool) -> list[DriverOutput]:
         output: list[DriverOutput] = []
@@ -119,7 +129,7 @@ class FrameExchange:
         if not self._process.was_interrupted_by_keeper():
             return output
         await self._process.wait_for_end()
-        cut = end_from_exit(self._process.read_exit())
+        cut = end_from_exit(self._output.read_exit())
         return replace(output, status=cut.status, error=cut.error, stop_reason=cut.stop_reason)
 
     async def _send_one(self, send: Send) -> list[DriverOutput] | None:
@@ -167,10 +177,10 @@ class FrameExchange:
         memory = None
         if has_ended and not self._is_ended:
             # The reader of a turn stops at its end: stderr has to come before.
-            await self.stderr.report()
+            await self.report_stderr()
         if has_ended:
             # No driver continues after the end of a process: its record is complete.
-            memory = b"" if self._is_ended else self._turns.save()
+            memory = b"" if self._is_ended else _save_state(self._turns)
         is_behind = self._output.is_behind
         await self._sink(JournalBatch(output, cursor.passed, cursor.sent, memory, is_behind))
 
@@ -180,6 +190,14 @@ class FrameExchange:
         if isinstance(interrupt, Send):
             await self._process.set_will(interrupt.raw)
         self.changed.notify()
+
+
+def _save_state(turns: TurnTracker) -> bytes | None:
+    """None if the state cannot be saved: a later driver then starts at the one before."""
+    try:
+        return turns.save()
+    except OverflowError:
+        return None
 
 
 def _set_file(tracked: TrackedOutput, folder: str | None) -> TrackedOutput:
@@ -192,7 +210,7 @@ def _set_file(tracked: TrackedOutput, folder: str | None) -> TrackedOutput:
 
 def _write_images(directory: Path, pictures: Mapping[str, bytes]) -> None:
     """Write files that are not there yet, each whole or not at all."""
-    directory.mkdir(mode=0o700, exist_ok=True)
+    make_directory(directory)
     for name, data in pictures.items():
         file = directory / name
         if not file.exists():

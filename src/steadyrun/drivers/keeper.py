@@ -41,6 +41,7 @@ _GOODBYE_SECONDS = 1.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _REFUSALS: "dict[int | None, str]" = {errno.ENOENT: "not_found", errno.ENOTDIR: "not_found"}
 _REFUSALS |= {errno.EACCES: "not_executable", errno.ENOEXEC: "not_executable"}
+_REFUSALS |= {errno.E2BIG: "too_long"}
 _SIGNALS: "dict[int, int]" = {number: number for number in signal.valid_signals()}
 
 
@@ -49,7 +50,7 @@ def read_sent(data: bytes) -> list[tuple[int, str, int, bytes]]:
     frames, start = [], 0
     while (head := data.find(b"\n", start)) >= 0:
         header = _parse(data[start:head])
-        start = head + 1 + header["size"] + 1
+        start = head + 1 + _check_count(header["size"]) + 1
         if start > len(data):
             break
         frames.append((header["n"], header["key"], header["at"], data[head + 1 : start - 1]))
@@ -79,10 +80,15 @@ def sweep(process_ids: "Iterable[str]", *, seconds: float = 5.0) -> set[int]:
 def main() -> int:
     """Start outer process, keeper and CLI as stdin describes; report the result on stdout."""
     os.closerange(3, 1 << 16)
-    answer = os.dup(1)
+    answer, code = os.dup(1), "failed"
     try:
         spec = LaunchSpec(_read_all(0))
         _detach_from_driver()
+        if spec.claim:
+            # Never closed, as the lock of the directory: one process at a time in a conversation.
+            claim, code = os.open(spec.claim, os.O_RDWR | os.O_CREAT, 0o600), "busy"
+            _lock_soon(claim)
+            code = "failed"
         directory = Directory(spec.directory)
         gc.freeze()  # A collection would write to, and so copy, each page that the two share.
         if os.fork():
@@ -92,7 +98,7 @@ def main() -> int:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         keeper = os.fork()
     except Exception as error:  # noqa: BLE001 (the driver must get every error)
-        _answer(answer, {"error": _describe_fault("failed", error)})
+        _answer(answer, {"error": _describe_fault(code, error)})
         return 1
     if keeper == 0:
         Keeper(spec, directory).run(answer)
@@ -101,6 +107,18 @@ def main() -> int:
         directory.listener.close()
         _wait_for_keeper(keeper, spec.limits["kill_seconds"])
     return 0
+
+
+def _lock_soon(descriptor: int) -> None:
+    """Lock a file, or raise. A keeper whose CLI has ended needs a moment to end itself."""
+    limit, pause = time.monotonic() + _GOODBYE_SECONDS, 0.005
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > limit:
+                raise
+        pause = _wait_longer(pause)
 
 
 def _wait_for_keeper(keeper: int, kill_seconds: float) -> None:
@@ -126,6 +144,7 @@ class LaunchSpec:
         self.env[MARK.encode()] = _encode_text(spec["process"])
         self.has_stdin = {"pipe": True, "null": False}[spec["stdin"]]
         self.rungs = [_parse_rung(**rung) for rung in spec["rungs"]]
+        self.claim = _encode_text(spec.get("claim", ""))
         self.limits = {name: float(spec["limits"][name]) for name in LIMITS}
 
 
@@ -144,9 +163,9 @@ class Directory:
 
     def __init__(self, path: bytes) -> None:
         self.umask_of_driver = os.umask(0o077)
-        with _Ignoring(FileExistsError):
+        with _ErrorFilter(FileExistsError):
             os.mkdir(path)
-        os.chdir(path)
+        os.fchdir(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW))
         # Never closed: it is held until outer process and keeper have both ended.
         fcntl.flock(_create("lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._sent = _create("sent", os.O_EXCL)
@@ -179,7 +198,7 @@ class Directory:
         return os.fstat(self.journal).st_size
 
     def cut_stderr(self) -> None:
-        with _Ignoring(OSError):
+        with _ErrorFilter(OSError):
             if (size := os.fstat(self.stderr).st_size) > STDERR_BYTES:
                 tail = os.pread(self.stderr, STDERR_KEPT_BYTES, size - STDERR_KEPT_BYTES)
                 os.ftruncate(self.stderr, 0)
@@ -187,10 +206,12 @@ class Directory:
 
 
 def _create(name: str, flags: int = 0) -> int:
-    return os.open(name, os.O_RDWR | os.O_CREAT | flags, 0o600)
+    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o600)
 
 
-def _record_exit(end: int | None, reason: str | None, fault: "Fault", left: set[int]) -> "Message":
+def _record_exit(
+    end: int | None, reason: str | None, fault: "Fault", left: set[int], *, is_oom: bool = False
+) -> "Message":
     """Write the exit file once, best effort: afterwards there is no `exit.new`."""
     facts = {
         "v": VERSION,
@@ -200,9 +221,10 @@ def _record_exit(end: int | None, reason: str | None, fault: "Fault", left: set[
         "error": fault,
         "at": time.time(),  # noqa: TID251 (this file cannot import the Clock)
         "left": sorted(left),
+        "oom": is_oom,
     }
-    with _Ignoring(OSError):
-        file = os.open("exit.new", os.O_WRONLY)
+    with _ErrorFilter(OSError):
+        file = os.open("exit.new", os.O_WRONLY | os.O_NOFOLLOW)
         os.ftruncate(file, os.write(file, _encode_line(facts)))
         os.rename("exit.new", "exit")
     return facts
@@ -265,8 +287,8 @@ class CliInput:
 
 
 class ResourceGuard:
-    """Decides once a second whether the CLI has to stop: for the disk, for its journal, or because
-    no driver claims it."""
+    """Decides once a second whether the CLI has to stop: because the disk is full, because the
+    journal is too long or damaged, or because no driver claims it."""
 
     def __init__(self, limits: dict[str, float], directory: Directory) -> None:
         self._limits, self._directory = limits, directory
@@ -329,7 +351,7 @@ class DriverConnections:
 
     def accept(self) -> None:
         """Accept a connection; of too many without a claim, the oldest is dropped."""
-        with _Ignoring(OSError):
+        with _ErrorFilter(OSError):
             descriptor, _ = self._listener._accept()  # type: ignore[attr-defined] # noqa: SLF001
             self.by_descriptor[descriptor] = DriverConnection(descriptor)
             self._poll.register(descriptor, select.POLLIN)
@@ -368,6 +390,7 @@ class Keeper:
         self._poll = select.poll()
         self._signals, self._pid = -1, 0
         self._status: int | None = None
+        self._oom_kills = _count_oom_kills()
         self._will = bytearray()
         self._input = CliInput(self._poll, directory)
         self._guard = ResourceGuard(spec.limits, directory)
@@ -526,7 +549,15 @@ class Keeper:
             _kill({-self._pid})
         left = _end_descendants(self._spec.limits["kill_seconds"], self._note_exit)
         self._directory.cut_stderr()
-        facts = _record_exit(self._status, self._ladder.reason, fault, left)
+        is_oom = (
+            self._status is not None
+            and os.WIFSIGNALED(self._status)
+            and os.WTERMSIG(self._status) == signal.SIGKILL
+            and self._ladder.reason is None
+            and _count_oom_kills() > self._oom_kills
+        )
+        facts = _record_exit(self._status, self._ladder.reason, fault, left, is_oom=is_oom)
+        _kill({os.getppid()}, signal.SIGCONT)  # A stopped outer process would not end.
         driver = self._connections.driver
         if driver is not None:
             driver.send_last({"type": "exited", **facts}, wait_seconds=_GOODBYE_SECONDS)
@@ -548,7 +579,7 @@ class DriverConnection:
     def exchange(self) -> None:
         """Send what is due, read what has come."""
         self._flush()
-        with _Ignoring(BlockingIOError):
+        with _ErrorFilter(BlockingIOError):
             data = self.socket.recv(_CHUNK_BYTES)
             if not data:
                 raise ConnectionAbortedError
@@ -560,14 +591,14 @@ class DriverConnection:
             return None
         _require(start > 0, f"a header has at most {HEADER_BYTES} bytes")
         header = _parse(self._inbox[:start])
-        end = start + self._size(header)
+        end = start + self._check_size(header)
         if len(self._inbox) < end:
             return None
         body = self._inbox[start:end]
         del self._inbox[:end]
         return header, body
 
-    def _size(self, header: "Message") -> int:
+    def _check_size(self, header: "Message") -> int:
         is_sized = header["type"] in ("frame", "will")
         _require(header["type"] == "claim" or self.is_driver, "the first message must be a claim")
         _require(("size" in header) == is_sized, "frame and will have a size, and no others")
@@ -582,12 +613,12 @@ class DriverConnection:
             raise ConnectionAbortedError
 
     def send_last(self, message: "Message", *, wait_seconds: float = 0) -> None:
-        with _Ignoring(OSError):
+        with _ErrorFilter(OSError):
             self.socket.settimeout(wait_seconds)
             self.socket.sendall(self._outbox + _encode_line(message))
 
     def _flush(self) -> None:
-        with _Ignoring(BlockingIOError):
+        with _ErrorFilter(BlockingIOError):
             while self._outbox:
                 del self._outbox[: self.socket.send(self._outbox)]
 
@@ -616,7 +647,7 @@ def _become_cli(spec: LaunchSpec, directory: Directory, stdin: int, report: int)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        with _Ignoring(OSError):  # Without memory, the kernel ends the CLI before its keeper.
+        with _ErrorFilter(OSError):  # Without memory, the kernel ends the CLI before its keeper.
             os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY), b"500")
         for target, source in enumerate((stdin, directory.journal, directory.stderr)):
             os.dup2(source, target)
@@ -628,6 +659,8 @@ def _become_cli(spec: LaunchSpec, directory: Directory, stdin: int, report: int)
         code = _REFUSALS.get(refusal.errno, code)
         os.write(report, _encode_line(_describe_fault(code, refusal)))
     except BaseException as error:  # noqa: BLE001 (the keeper reports it)
+        # No program can get such arguments, such as one with a null byte.
+        code = "invalid" if isinstance(error, ValueError) else code
         os.write(report, _encode_line(_describe_fault(code, error)))
     finally:
         os._exit(127)
@@ -664,7 +697,7 @@ def _set_signals() -> None:
 
 
 def _answer(descriptor: int, answer: "Message") -> None:
-    with _Ignoring(OSError):
+    with _ErrorFilter(OSError):
         os.write(descriptor, _encode_line({"v": VERSION, **answer}))
     os.close(descriptor)
 
@@ -717,7 +750,7 @@ def _encode_line(message: "Message") -> bytes:
     return "".join(_encode(message, 0)).encode() + b"\n"
 
 
-class _Ignoring:
+class _ErrorFilter:
     """The same as `contextlib.suppress`, which costs an import."""
 
     def __init__(self, *errors: type[Exception]) -> None:
@@ -729,6 +762,15 @@ class _Ignoring:
         return kind is not None and issubclass(kind, self._errors)
 
 
+def _count_oom_kills() -> int:
+    """How many processes of this machine the kernel has killed for lack of memory; 0 if unknown."""
+    with _ErrorFilter(OSError, ValueError), open("/proc/vmstat", "rb") as file:
+        for line in file:
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
 def _read_all(descriptor: int) -> bytes:
     with open(descriptor, "rb", closefd=False) as file:
         return file.read()
@@ -736,7 +778,7 @@ def _read_all(descriptor: int) -> bytes:
 
 def _prctl(option: int, value: int) -> None:
     """Best effort: without it, orphans are found only by their mark."""
-    with _Ignoring(OSError, AttributeError):
+    with _ErrorFilter(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
@@ -755,7 +797,7 @@ def _end_descendants(seconds: float, note: "Callable[[int, int], None]") -> set[
 
 def _reap(note: "Callable[[int, int], None]") -> bool:
     """Reap all children that have ended; return whether none is left."""
-    with _Ignoring(ChildProcessError):
+    with _ErrorFilter(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             note(*ended)
         return False
@@ -769,7 +811,7 @@ def _wait_longer(pause: float) -> float:
 
 def _kill(pids: set[int], number: int = signal.SIGKILL) -> None:
     for pid in pids:
-        with _Ignoring(OSError):
+        with _ErrorFilter(OSError):
             os.kill(pid, number)
 
 
@@ -789,9 +831,9 @@ def _read_stats() -> "Iterator[tuple[int, list[bytes]]]":
 
 def _read_proc(name: str) -> "Iterator[tuple[int, bytes]]":
     """This file in /proc of each process, if this user may read it."""
-    with _Ignoring(OSError):
+    with _ErrorFilter(OSError):
         for pid in filter(str.isdigit, os.listdir("/proc")):
-            with _Ignoring(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+            with _ErrorFilter(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
                 yield int(pid), file.read()
 
 

@@ -22,12 +22,9 @@ from steadyrun.dialect import (
 from steadyrun.driver import Sink
 from steadyrun.drivers import keeper_client
 from steadyrun.drivers.frame_exchange import FrameExchange
-from steadyrun.drivers.journal_cursor import JournalCursor
-from steadyrun.drivers.kept_process import KeptProcess
-from steadyrun.drivers.process_output import ProcessOutput
+from steadyrun.drivers.journal.process_output import JournalCursor, ProcessOutput, ReadSetup
+from steadyrun.drivers.keeper_client import KeptProcess
 from steadyrun.drivers.turn_tracker import TurnTracker
-from steadyrun.lib.clock import Clock
-from steadyrun.lib.file_follower import FileWatches
 from steadyrun.lib.signal import Signal
 
 
@@ -44,26 +41,24 @@ class ProcessDriver:
         dialect: Dialect,
         process: KeptProcess,
         request: LaunchRequest,
-        *,
-        watches: FileWatches,
-        clock: Clock,
+        setup: ReadSetup,
         sink: Sink,
     ) -> None:
         saved = process.record.saved
         self._dialect, self._process = dialect, process
         # Kept until it was sent: it may be long.
         self._opening: LaunchRequest | None = request
-        self._turns = TurnTracker(dialect)
+        self._turns = TurnTracker(dialect, setup.scrubber)
         if saved and saved.state:
             self._turns.restore(saved.state)
         self._cursor = JournalCursor(
             process.record, keeper_client.read_sent(process.directory, after=0)
         )
         self._output = ProcessOutput(
-            process.directory, self._cursor.offset, watches=watches, clock=clock
+            process.directory, self._cursor.offset, setup, has_parts=dialect.takes_parts
         )
         self._exchange = FrameExchange(
-            self._turns, self._cursor, process, self._output, sink=sink, clock=clock
+            self._turns, self._cursor, process, self._output, sink=sink, clock=setup.clock
         )
         # Not a lock of anyio: that one checks all cancel scopes each time, and this is taken for
         # every batch.
@@ -173,7 +168,7 @@ class ProcessDriver:
     # -- reading
 
     async def follow(self) -> None:
-        """One task does everything: it reads the journal, and is woken for all else."""
+        """Run as one task: it reads the journal, and every other event interrupts its read."""
         output, exchange = self._output, self._exchange
         with output:
             self._process.on_over(output.interrupt_read)
@@ -187,7 +182,7 @@ class ProcessDriver:
                     await self._process.wait_for_end()
                     output.finish()
                 if output.has_stderr:
-                    await exchange.stderr.report()
+                    await exchange.report_stderr()
         async with self._lock:
             await self._receive_exit()
 

@@ -1,7 +1,7 @@
 """Finds the program of a provider, its version and its login.
 
-A program that is run for its version is not trusted: it gets nothing of the environment of the
-user, an empty home and little time, and is ended with its descendants. Credentials are never read.
+A program that is run for its version is not trusted: it gets no variable of the user's environment,
+an empty home and little time, and is ended with its descendants. Credentials are never read.
 """
 
 import os
@@ -21,6 +21,7 @@ from steadyrun.dialect import Program
 from steadyrun.drivers import keeper
 from steadyrun.errors import LaunchFailed
 from steadyrun.lib.task_group import task_group
+from steadyrun.model.quotation import quote
 
 ANSWER_SECONDS = 10.0
 LONGEST_ANSWER_BYTES = 4096
@@ -197,9 +198,9 @@ def _parse_version(code: int | None, output: str) -> Version:
         return Version(problem=f"it did not answer within {ANSWER_SECONDS:g} seconds")
     if code != 0:
         how = f"code {code}" if code > 0 else f"signal {-code}"
-        return Version(problem=f"asked for its version, it ended with {how}")
+        return Version(problem=f"its version command ended with {how}")
     if found is None:
-        return Version(problem=f"asked for its version, it printed {output.strip()[:60]!r}")
+        return Version(problem=f"its version command printed {quote(output.strip())}")
     return Version(found[1])
 
 

@@ -18,21 +18,8 @@ from steadyrun.dialect import Dialect, ProcessExit, Send, TurnBegan, TurnEnded
 from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
 from steadyrun.errors import RecordingInvalid
 from steadyrun.lib.framing import Frame
-from steadyrun.model.event import (
-    AnyEvent,
-    Emitted,
-    Event,
-    Foreign,
-    ImageProduced,
-    LiveEvent,
-    OutputRaw,
-    StoredEvent,
-    TextDelta,
-    ThinkingDelta,
-    TokenBound,
-    TokenRotated,
-    make_event_id,
-)
+from steadyrun.model import event as ev
+from steadyrun.model.event import AnyEvent, Emitted, LiveEvent, StoredEvent, make_event_id
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.run import (
     Created,
@@ -41,8 +28,10 @@ from steadyrun.model.run import (
     Run,
     RunChange,
     build_status_events,
+    scrub_run,
     step,
 )
+from steadyrun.model.secret import Scrubber
 
 _AGENT = "replay"
 _PROCESS = ProcessId("prc_replay")
@@ -71,19 +60,23 @@ def read_recording(path: Path) -> Iterator[RecordedLine]:
 
 
 def replay(
-    dialect: Dialect, lines: Iterable[RecordedLine], last: ProcessExit | None = None
+    dialect: Dialect,
+    lines: Iterable[RecordedLine | Frame],
+    last: ProcessExit | None = None,
+    scrubber: Scrubber | None = None,
 ) -> Iterator[AnyEvent]:
-    """The events of the lines, with their runs. After the last line the process
-    ends. A recording has no cursors: `StoredEvent.cursor` is 0."""
-    player = _Player(dialect)
+    """The events of the lines, with their runs. A `Frame` is a line that was printed. After the
+    last line the process ends. A recording has no cursors: `StoredEvent.cursor` is 0."""
+    player = _Player(dialect, scrubber)
     for line in lines:
-        yield from player.play(line)
+        yield from player.receive(line) if isinstance(line, Frame) else player.play(line)
     yield from player.end(last or ProcessExit())
 
 
 class _Player:
-    def __init__(self, dialect: Dialect) -> None:
-        self._turns = TurnTracker(dialect)
+    def __init__(self, dialect: Dialect, scrubber: Scrubber | None) -> None:
+        self._turns = TurnTracker(dialect, scrubber)
+        self._scrubber = scrubber or Scrubber()
         self._provider = dialect.name
         self._now = _EPOCH
         self._offset, self._sent, self._errors = 0, 0, 0
@@ -91,26 +84,31 @@ class _Player:
         self._run: Run | None = None
         self._token: str | None = None
         # The last lines of stderr, for a recording without an exit.
-        self._complaints: deque[str] = deque(maxlen=_LAST_LINES)
+        self._stderr_lines: deque[str] = deque(maxlen=_LAST_LINES)
+
+    def receive(self, frame: Frame) -> Iterator[AnyEvent]:
+        """Play a line that was printed."""
+        yield from self._begin_open()
+        self._turns.pictures.clear()
+        self._offset = frame.end
+        yield from self._play_output(self._turns.on_received(frame, self._now))
 
     def play(self, line: RecordedLine) -> Iterator[AnyEvent]:
         self._now = _EPOCH + timedelta(seconds=line.t)
         raw = line.msg.encode() if isinstance(line.msg, str) else msgspec.json.encode(line.msg)
+        if line.dir == "out":
+            yield from self.receive(Frame(raw, self._offset + len(raw) + 1))
+            return
         yield from self._begin_open()
         self._turns.pictures.clear()
         match line.dir:
-            case "out":
-                self._offset += len(raw) + 1
-                yield from self._play_output(
-                    self._turns.on_received(Frame(raw, self._offset), self._now)
-                )
             case "in":
                 self._sent += 1
                 frame = Frame(raw, self._offset, "", self._sent)
                 yield from self._play_output(self._turns.on_sent(frame, self._now))
             case "err":
-                self._complaints.append(raw.decode(errors="replace"))
-                event = OutputRaw("stderr", self._complaints[-1])
+                self._stderr_lines.append(raw.decode(errors="replace"))
+                event = ev.OutputRaw("stderr", self._stderr_lines[-1])
                 self._errors += 1
                 yield self._build_event(Emitted(0, self._errors, self._now, event))
 
@@ -118,13 +116,13 @@ class _Player:
         """End what is open at the end of the recording."""
         yield from self._begin_open()
         if not last.stderr:
-            last = replace(last, stderr="\n".join(self._complaints))
+            last = replace(last, stderr="\n".join(self._stderr_lines))
         yield from self._play_output(self._turns.on_exited(last, self._now))
 
     def _play_output(self, output: Iterable[TrackedOutput]) -> Iterator[AnyEvent]:
         for each in output:
             match each:
-                case Emitted(event=ImageProduced() as image):
+                case Emitted(event=ev.ImageProduced() as image):
                     # A replay writes no file.
                     yield self._build_event(replace(each, event=replace(image, file=None)))
                 case Emitted():
@@ -139,8 +137,8 @@ class _Player:
                     # What the dialect sends is in the recording already, or was never sent.
                     continue
 
-    def _note_token(self, event: Event | Foreign) -> None:
-        if isinstance(event, TokenBound | TokenRotated):
+    def _note_token(self, event: ev.Event | ev.Foreign) -> None:
+        if isinstance(event, ev.TokenBound | ev.TokenRotated):
             self._token = event.token
 
     def _begin_open(self) -> Iterator[AnyEvent]:
@@ -155,7 +153,8 @@ class _Player:
         yield from self._change(Launched(self._now))
 
     def _change(self, change: RunChange) -> Iterator[AnyEvent]:
-        before, self._run = self._run, step(self._run, change)
+        # As a store does: secrets are removed, then the excerpt of stderr is cut.
+        before, self._run = self._run, scrub_run(step(self._run, change), self._scrubber)
         for emitted in build_status_events(before, self._run):
             yield self._build_event(emitted)
 
@@ -163,7 +162,7 @@ class _Player:
         name = make_event_id(_PROCESS, emitted.place, emitted.n)
         at, event, provider = emitted.at, emitted.event, self._provider
         run = self._run.id if self._run else None
-        if isinstance(event, TextDelta | ThinkingDelta | OutputRaw):
+        if isinstance(event, ev.TextDelta | ev.ThinkingDelta | ev.OutputRaw):
             return LiveEvent(name, at, _AGENT, run, provider, event)
         self._seq += 1
         return StoredEvent(0, self._seq, name, at, _AGENT, run, provider, event)

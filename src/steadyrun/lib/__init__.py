@@ -1,1 +1,1 @@
-"""General-purpose code that does not depend on agents: files, frames, clocks, tasks."""
+"""Contains general-purpose code that does not depend on agents: files, frames, clocks, tasks."""

@@ -1,6 +1,7 @@
 """Writes files and links so that a reader sees the old one or the new one, never a part.
 
-The content goes to a new file in the same directory, which is then renamed.
+The content goes to a new file in the same directory, which is then renamed. Only the owner can read
+the files and directories.
 """
 
 import os
@@ -25,10 +26,27 @@ def write_file(path: Path, content: bytes, *, is_durable: bool = True) -> None:
         sync_directory(path.parent)
 
 
+def make_private_directory(path: Path) -> None:
+    """Create a directory and its missing parents, all with mode 0700. `Path.mkdir` would give
+    the parents the usual mode, with which other users can read them."""
+    if not path.parent.is_dir() and path.parent != path:
+        make_private_directory(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
 def write_link(path: Path, target: Path) -> None:
     """Create or replace the symbolic link `path`."""
     with _open_draft(path) as draft:
         draft.symlink_to(target)
+
+
+def sync_file(path: Path) -> None:
+    """Write the content of a file to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(directory: Path) -> None:

@@ -214,7 +214,7 @@ class JournalFollower:
                 self._on_change()
 
     def _read_new(self) -> bytes:
-        """As `unread`, without a look where nothing was written."""
+        """As `read_now`, without a system call if nothing was written."""
         return self.read_now() if self.has_grown else b""
 
     def read_now(self) -> bytes:
@@ -243,10 +243,14 @@ class JournalFollower:
 class TailFollower(JournalFollower):
     """Reads a file that may be cut back; after a cut it continues at the start of the file.
 
-    Some bytes may be read twice; bytes that were cut before they were read are lost.
+    Some bytes may be read twice; bytes that were cut before they were read are lost. `cuts` counts
+    the cuts that were noticed.
     """
+
+    cuts = 0
 
     def read_now(self) -> bytes:
         if self._find_size() < self.offset:
             self.offset = 0
+            self.cuts += 1
         return super().read_now()

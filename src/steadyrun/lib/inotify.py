@@ -4,6 +4,7 @@ import ctypes
 import os
 import struct
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 _IN_MODIFY = 0x2
@@ -42,53 +43,30 @@ class Inotify:
         except BlockingIOError:
             return set()
 
+    def drain(self) -> None:
+        """Read all events: the next write makes the descriptor readable again."""
+        while self.read_events():
+            pass
+
     def close(self) -> None:
         os.close(self._fd)
 
 
-class FileWatch:
-    """A descriptor that becomes readable when one file is written."""
-
-    def __init__(self, path: Path) -> None:
-        self._inotify = Inotify()
+def open_inotify(*paths: Path) -> Inotify | None:
+    """A descriptor that watches these files; None if that is not possible: then poll."""
+    if not sys.platform.startswith("linux"):
+        return None
+    # At the kernel's limit on descriptors or watches: slower, not broken.
+    with suppress(OSError):
+        inotify = Inotify()
         try:
-            self._inotify.watch(path)
+            for path in paths:
+                inotify.watch(path)
         except OSError:
-            self._inotify.close()
+            inotify.close()
             raise
-
-    def fileno(self) -> int:
-        return self._inotify.fileno()
-
-    def drain(self) -> None:
-        """Read all events: the next write makes the descriptor readable again."""
-        while self._inotify.read_events():
-            pass
-
-    def close(self) -> None:
-        self._inotify.close()
-
-
-def open_inotify() -> Inotify | None:
-    """A descriptor without files, or None if there is none: then poll."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        return Inotify()
-    except OSError:
-        # The kernel's limit on descriptors is reached: slower, not broken.
-        return None
-
-
-def watch_file(path: Path) -> FileWatch | None:
-    """Watch a file; None if that is not possible: then poll."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        return FileWatch(path)
-    except OSError:
-        # The kernel's limit on watches is reached: slower, not broken.
-        return None
+        return inotify
+    return None
 
 
 def _check_result(result: int, path: Path | None = None) -> int:

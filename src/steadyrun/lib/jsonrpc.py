@@ -7,8 +7,9 @@ A line may lack the `jsonrpc` member (Codex), and an id may be any integer, any 
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType
+from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType, ValidationError
 
+PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
@@ -85,10 +86,11 @@ class _Envelope(Struct, frozen=True, gc=False):
 
 
 def decode(raw: bytes) -> RpcMessage:
-    """Decode a line; raise `msgspec.DecodeError` if it is not a message."""
+    """Decode a line; raise `msgspec.DecodeError` if it is not JSON, and its subclass
+    `msgspec.ValidationError` if it is JSON and not a message."""
     found = _open(raw)
     if found.jsonrpc != "2.0":
-        raise DecodeError(f"expected JSON-RPC 2.0, found {found.jsonrpc!r}")
+        raise ValidationError(f"expected JSON-RPC 2.0, found {found.jsonrpc!r}")
     if found.method is UNSET:
         return _decode_answer(found)
     params = _NOTHING if found.params == _NULL else found.params
@@ -101,24 +103,20 @@ def is_batch(raw: bytes) -> bool:
     return raw.lstrip()[:1] == b"["
 
 
-def encode_request(
-    id_: RpcId, method: str, params: Any = None, *, with_version: bool = True
-) -> bytes:
-    message = {"id": id_, "method": method}
-    return _encode_line(message if params is None else {**message, "params": params}, with_version)
+def encode_request(id_: RpcId, method: str, params: Any = None) -> bytes:
+    return _encode_line({"id": id_, "method": method, **_name_params(params)})
 
 
-def encode_notification(method: str, params: Any = None, *, with_version: bool = True) -> bytes:
-    message = {"method": method}
-    return _encode_line(message if params is None else {**message, "params": params}, with_version)
+def encode_notification(method: str, params: Any = None) -> bytes:
+    return _encode_line({"method": method, **_name_params(params)})
 
 
-def encode_result(id_: RpcId, value: Any, *, with_version: bool = True) -> bytes:
-    return _encode_line({"id": id_, "result": value}, with_version)
+def encode_result(id_: RpcId, value: Any) -> bytes:
+    return _encode_line({"id": id_, "result": value})
 
 
-def encode_failure(id_: RpcId, error: RpcError, *, with_version: bool = True) -> bytes:
-    return _encode_line({"id": id_, "error": error}, with_version)
+def encode_failure(id_: RpcId, error: RpcError) -> bytes:
+    return _encode_line({"id": id_, "error": error})
 
 
 def _open(raw: bytes) -> _Envelope:
@@ -126,17 +124,17 @@ def _open(raw: bytes) -> _Envelope:
         return _decode_as(raw, _Envelope)
     except DecodeError:
         if is_batch(raw):
-            raise DecodeError(BATCH_REFUSED) from None
+            raise ValidationError(BATCH_REFUSED) from None
         raise
 
 
 def _decode_answer(found: _Envelope) -> RpcResponse | RpcFailure:
     if found.id is UNSET:
-        raise DecodeError("expected a JSON-RPC message, found neither `method` nor `id`")
+        raise ValidationError("expected a JSON-RPC message, found neither `method` nor `id`")
     if found.error is not None:
         return RpcFailure(found.id, found.error)
     if found.result is UNSET:
-        raise DecodeError("expected a JSON-RPC answer, found neither `result` nor `error`")
+        raise ValidationError("expected a JSON-RPC answer, found neither `result` nor `error`")
     return RpcResponse(found.id, found.result)
 
 
@@ -148,8 +146,12 @@ def _decode_as(raw: bytes | Raw, kind: type[T]) -> T:
         raise DecodeError(f"JSON is malformed: {odd}") from odd
 
 
-def _encode_line(message: dict[str, Any], with_version: bool) -> bytes:
-    body = msgspec.json.encode({"jsonrpc": "2.0", **message} if with_version else message)
+def _name_params(params: Any) -> dict[str, Any]:
+    return {} if params is None else {"params": params}
+
+
+def _encode_line(message: dict[str, Any]) -> bytes:
+    body = msgspec.json.encode({"jsonrpc": "2.0", **message})
     if b"\n" in body:
         # Only between the tokens of a Raw that was printed over several lines.
         body = msgspec.json.format(body, indent=-1)

@@ -1,4 +1,5 @@
-"""Resolves untrusted paths and checks that they stay inside allowed directories.
+"""Resolves and opens untrusted paths: they stay inside allowed directories and are regular files.
+The own files of the home are opened here as well: links among them are not followed.
 
 A path is checked by where it ends, after every link on its way, never by how it is written. A link
 can be created between the check and the use; therefore `PathScope.open` follows no links.
@@ -9,6 +10,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from steadyrun.errors import FileUnusable, PathRefused
 
@@ -59,7 +61,7 @@ class PathScope:
         except OSError as error:
             if error.errno not in _NOT_FOLLOWED:
                 raise
-            problem = "there is a link on its way, or something else that is no directory"
+            problem = "a part of it is a link, or is not a directory"
             raise PathRefused(escape_path(real), problem) from error
 
     def _locate(self, real: Path, *, named: str | Path) -> tuple[Path, tuple[str, ...]]:
@@ -80,17 +82,78 @@ def resolve_directory(path: str | Path) -> Path:
         is_directory = stat.S_ISDIR(real.stat().st_mode)
     except _UNFOLLOWABLE as error:
         problem = f"there is no such directory: {_describe(error)}"
-        raise FileUnusable(escape_path(path), problem, hint="Make it, or name another.") from error
+        hint = "Create it, or choose another one."
+        raise FileUnusable(escape_path(path), problem, hint=hint) from error
     if not is_directory:
         raise FileUnusable(escape_path(path), "expected a directory, found something else")
     return real
+
+
+def open_regular(path: Path, scope: PathScope | None = None) -> BinaryIO:
+    """Open a regular file for reading; a pipe or a device could block or have side effects.
+
+    With a scope, `path` is a result of its `resolve`, and no link is followed.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        flags |= os.O_NONBLOCK
+        return os.open(name, flags) if scope is None else scope.open(path, flags)
+
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise _build_wrong_kind(path)
+        stream = open(path, "rb", opener=opener)  # noqa: SIM115 (closed by the caller)
+    except (OSError, ValueError) as error:
+        raise to_unreadable(path, error) from error
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise _build_wrong_kind(path)
+    return stream
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file of the home for writing, created if it is missing, for its owner only.
+
+    A link in its place is `FileUnusable`, and so is anything that is not a regular file: it would
+    direct what is written to a place that this program did not choose.
+    """
+    safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | safe, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _build_link(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _build_wrong_kind(path)
+    return descriptor
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory of the home, for its owner only, and the home itself. One that exists is
+    kept; a link in its place is `FileUnusable`."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        if path.is_symlink():
+            raise _build_link(path) from None
+        if not path.is_dir():
+            raise
+
+
+def to_unreadable(path: Path, error: OSError | ValueError) -> FileUnusable:
+    problem = error.strerror if isinstance(error, OSError) else str(error)
+    return FileUnusable(escape_path(path), f"cannot be read: {problem}")
 
 
 def escape_path(path: str | Path) -> str:
     """The path as printable text, also if it is not text or contains terminal sequences."""
     text = str(path)
     end = "" if len(text) <= LONGEST_PATH_BYTES else "…"
-    kept = text[:_LONGEST_SHOWN] if end else text
+    # A whole component: a part of one may be a part of a secret.
+    kept = text[:_LONGEST_SHOWN].rpartition("/")[0] if end else text
     return "".join(c if c.isprintable() else _escape(c) for c in kept) + end
 
 
@@ -142,3 +205,12 @@ def _walk(root: Path, parts: tuple[str, ...], flags: int, mode: int) -> int:
 
 def _describe(error: OSError | ValueError | RecursionError) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _build_link(path: Path) -> FileUnusable:
+    problem = "is a symbolic link, which is not followed"
+    return FileUnusable(escape_path(path), problem, hint="Put what it points to in its place.")
+
+
+def _build_wrong_kind(path: Path) -> FileUnusable:
+    return FileUnusable(escape_path(path), "expected a regular file, found something else")

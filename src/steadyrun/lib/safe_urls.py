@@ -86,14 +86,14 @@ def _parse_place(url: str) -> tuple[str, int]:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise AddressRefused("it is no URL") from error
+        raise AddressRefused("it is not a URL") from error
     if parts.scheme != "https":
         raise AddressRefused("expected https")
     if "@" in parts.netloc:
-        raise AddressRefused("it names a user")
+        raise AddressRefused("it contains a user name")
     found = _PLACE.fullmatch(parts.netloc)
     if found is None:
-        raise AddressRefused("expected a host and perhaps a port behind https://")
+        raise AddressRefused("expected https:// followed by a host and optionally a port")
     return _parse_host(found["host"]), _parse_port(found["port"])
 
 
@@ -114,10 +114,10 @@ def _parse_host(given: str) -> str:
         # This also normalizes digits and dots of other scripts.
         host = given.encode("idna").decode().lower().removesuffix(".")
     except UnicodeError as error:
-        raise AddressRefused("its host is no name", host=given) from error
+        raise AddressRefused("its host is not a valid name", host=given) from error
     labels = host.split(".")
     if len(host) > _LONGEST_HOST or not all(map(_LABEL.fullmatch, labels)):
-        raise AddressRefused("its host is no name", host=host)
+        raise AddressRefused("its host is not a valid name", host=host)
     if labels[-1] in _OURS:
         raise AddressRefused("it is a name of this machine or its network", host=host)
     return host

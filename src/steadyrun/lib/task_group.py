@@ -40,3 +40,9 @@ def _unwrap(error: BaseException) -> BaseException:
             return error
         error = found[0]
     return error
+
+
+def is_out_of_threads(error: RuntimeError) -> bool:
+    """Whether a thread could not be started, for lack of processes or of memory. Python has no
+    error type of its own for that."""
+    return str(error) == "can't start new thread"

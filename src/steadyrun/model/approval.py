@@ -1,7 +1,7 @@
 """Defines approvals: the requests of runs to users, and the answers.
 
 A run waits for the approval of a tool, and withdraws its request when it ends. A request about a
-budget is the last act of a run: its agent is paused until it is answered.
+budget is the last event of a run: its agent is paused until it is answered.
 """
 
 from datetime import datetime

@@ -86,7 +86,7 @@ class Window(Struct, frozen=True):
     extended: Mapping[BudgetUnit, float] = {}
 
 
-class Mark(Struct, frozen=True):
+class ReachedLimit(Struct, frozen=True):
     """A limit that is spent to `percent`: 80 or 100."""
 
     limit: Limit
@@ -113,7 +113,10 @@ class BudgetExtension(Struct, frozen=True):
 def explain_spent(limit: Limit, unit: BudgetUnit, *, spent: float, allowed: float) -> str:
     """Explain why an agent with this budget does not continue."""
     if spent < allowed:
-        return f"what it costs is not known, and the budget of its {limit} must not be"
+        return (
+            f"the cost is unknown, and the budget of its {limit} requires a known cost"
+            ' (budgets.unknown = "refuse")'
+        )
     money = unit == "usd"
     amounts = [f"{each:.2f}" if money else f"{each:.0f}" for each in (spent, allowed)]
     unit_name = "USD" if money else "tokens"
@@ -163,7 +166,7 @@ def find_window_start(limit: Limit, at: datetime, zone: tzinfo) -> datetime | No
 
 def find_marks(
     budget: Budget, windows: Mapping[Limit, Window], own: Spending, rules: BudgetRules
-) -> list[Mark]:
+) -> list[ReachedLimit]:
     """The limits that are spent to 80 % or more, including the spending of this run."""
     found = []
     for limit in budget.limits:
@@ -183,7 +186,7 @@ def _build_mark(
     window: Window,
     own: Spending,
     rules: BudgetRules,
-) -> Mark:
+) -> ReachedLimit:
     total = window.before + own
     spent = measure_spending(total, unit, rules)
     is_refused = unit == "usd" and rules.unknown == "refuse" and own.unknown_runs > 0
@@ -192,10 +195,10 @@ def _build_mark(
         percent = SPENT
     elif spent >= allowed * WARNED / 100:
         percent = WARNED
-    return Mark(limit, unit, allowed, spent, percent, total.unknown_runs, window.since)
+    return ReachedLimit(limit, unit, allowed, spent, percent, total.unknown_runs, window.since)
 
 
-def compute_extension(mark: Mark, budget: Budget) -> float | None:
+def compute_extension(mark: ReachedLimit, budget: Budget) -> float | None:
     """The new amount when a user allows a spent limit once more; the same each time it is computed.
     None if there is nothing to extend: the next run starts with its full limit, or the cost is
     unknown, which an extension would not change."""

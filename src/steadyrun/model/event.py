@@ -20,7 +20,7 @@ EventId = NewType("EventId", str)
 
 # The step during which the store could not be written.
 RecordPhase = Literal["start", "append", "settle"]
-# What an approval is about: a tool that the agent wants to use, or the budget it has spent.
+# What an approval is about: a tool that the agent requests to use, or the budget that it has spent.
 ApprovalTopic = Literal["tool", "budget"]
 # The source of an event without a journal line: a sent frame, the exit, the runtime.
 EventSource = Literal["s", "x", "r"]
@@ -454,6 +454,15 @@ def make_event_id(process: ProcessId | None, place: int | str, n: int) -> EventI
         return EventId(f"{process}:{place}.{n}")
     name = place if ":" in place else f"{process}:{place}"
     return EventId(f"{name}.{n}" if n else name)
+
+
+def parse_journal_position(event: EventId) -> tuple[str, int, int] | None:
+    """The process, the journal offset and the number of an event; None if no journal has it."""
+    process, _, place = event.partition(":")
+    offset, _, n = place.partition(".")
+    if not offset.isdecimal() or not n.isdecimal() or int(offset) == 0:
+        return None
+    return process, int(offset), int(n)
 
 
 def get_type(event: Event | Foreign) -> str:

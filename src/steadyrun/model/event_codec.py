@@ -5,7 +5,7 @@ Events of an unknown type or version are kept byte for byte.
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct, structs
@@ -20,7 +20,7 @@ from steadyrun.model.event import (
     count_kinds,
     make_event_id,
 )
-from steadyrun.model.event_json import BIG_INTEGER, decode_fields, from_ext
+from steadyrun.model.event_json import decode_fields, from_ext, spell_out
 from steadyrun.model.ids import ProcessId, RunId
 from steadyrun.model.secret import Scrubber
 
@@ -145,7 +145,7 @@ def _clean(written: _RawEvent, scrubber: Scrubber) -> _RawEvent:
         return written
     fields = decode_fields(raw)
     cleaned = {"type": fields.pop("type", ""), **scrubber.clean(fields)}
-    return _build_raw(written, _encode(_spell_out(cleaned)), written.v)
+    return _build_raw(written, _encode(spell_out(cleaned)), written.v)
 
 
 def _with_big_integers(emitted: Emitted) -> Emitted | _RawEvent:
@@ -153,20 +153,7 @@ def _with_big_integers(emitted: Emitted) -> Emitted | _RawEvent:
     if isinstance(event, Foreign):
         return _as_raw(emitted)
     plain = msgspec.to_builtins(event, builtin_types=(bytes, datetime))
-    return _build_raw(emitted, _encode(_spell_out(plain)), VERSION)
-
-
-def _spell_out(value: Any) -> Any:
-    """The value with big integers as text of an extension type."""
-    match value:
-        case dict():
-            return {key: _spell_out(inner) for key, inner in value.items()}
-        case list() | tuple():
-            return [_spell_out(inner) for inner in value]
-        case int() if not -(2**63) <= value < 2**64:
-            return msgspec.msgpack.Ext(BIG_INTEGER, str(value).encode())
-        case _:
-            return value
+    return _build_raw(emitted, _encode(spell_out(plain)), VERSION)
 
 
 def _from_written(written: _EncodedEvent) -> Emitted:

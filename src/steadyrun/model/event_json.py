@@ -1,6 +1,7 @@
 """Converts events to their public JSON form, the same on every interface."""
 
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -50,6 +51,19 @@ BIG_INTEGER = 1
 def from_ext(code: int, data: memoryview) -> int | bytes:
     """Decode a big integer; other extension types of later versions stay bytes."""
     return int(bytes(data)) if code == BIG_INTEGER else bytes(data)
+
+
+def spell_out(value: Any) -> Any:
+    """The value with big integers as text of an extension type."""
+    match value:
+        case dict():
+            return {key: spell_out(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [spell_out(inner) for inner in value]
+        case int() if not -(2**63) <= value < 2**64:
+            return msgspec.msgpack.Ext(BIG_INTEGER, str(value).encode())
+        case _:
+            return value
 
 
 decode_fields = msgspec.msgpack.Decoder(JsonObject, ext_hook=from_ext).decode

@@ -4,6 +4,9 @@ A gate is open, closed until a time, or closed until a user opens it. When its t
 ready: one run, the probe, may start, and no other until the probe shows whether the provider works.
 A provider that announces a retry makes its gate suspect for some seconds, in addition to its state.
 
+A provider whose program cannot be started has a suspect gate first, then a closed one. Each failed
+launch doubles the wait. The first launch that succeeds opens the gate.
+
 A result of a run counts by the start of the run: a run that started before the gate was closed is a
 straggler, and its result does not count for the runs that were started since.
 """
@@ -18,7 +21,7 @@ from msgspec.structs import replace
 from steadyrun.model.agent import choose_provider
 from steadyrun.model.event import Event, GateClosed, GateOpened, GateSuspect
 from steadyrun.model.ids import RunId
-from steadyrun.model.run import Created, Run, RunChange
+from steadyrun.model.run import LAUNCH_FAILED, Created, Run, RunChange
 from steadyrun.model.usage import Usage
 
 # The present account of each provider; one that is missing uses the login of the machine.
@@ -33,6 +36,9 @@ LONGEST = timedelta(days=7)
 # How long a retry makes a gate suspect without a stated delay, and at most.
 UNANNOUNCED = timedelta(seconds=5)
 MOST_SUSPECT = timedelta(seconds=60)
+# How long a gate is suspect after a failed launch. Each later one in a row doubles the time.
+FIRST_LAUNCH_WAIT = timedelta(seconds=2)
+LONGEST_LAUNCH_WAIT = timedelta(minutes=5)
 # States that may last long: runs use the next provider of their chain.
 _PASSED = frozenset({"closed", "held", "probing"})
 
@@ -77,6 +83,11 @@ class Gate(Struct, frozen=True, omit_defaults=True):
     # The last refusal and its run; kept when the gate is open again.
     hit_at: datetime | None = None
     run: RunId | None = None
+    # How many launches have failed in a row, and when the last one did.
+    failed_launches: int = 0
+    launch_failed_at: datetime | None = None
+    # Whether it is closed only because of failed launches.
+    is_closed_by_launch: bool = False
 
 
 # -- reports to a gate
@@ -96,6 +107,21 @@ class Limited(Struct, frozen=True):
     created_at: datetime
     stated: datetime | None
     reason: str
+
+
+class NotLaunched(Struct, frozen=True):
+    """The program of the provider could not be started for a run."""
+
+    run: RunId
+    created_at: datetime
+    reason: str
+
+
+class ProgramLaunched(Struct, frozen=True):
+    """The program of the provider was started for a run."""
+
+    run: RunId
+    created_at: datetime
 
 
 class ProviderAnswered(Struct, frozen=True):
@@ -135,8 +161,27 @@ class Booted(Struct, frozen=True):
 
 
 GateReport = (
-    Suspected | Limited | ProviderAnswered | RunInconclusive | Dispatched | Opened | Closed | Booted
+    Suspected
+    | Limited
+    | NotLaunched
+    | ProgramLaunched
+    | ProviderAnswered
+    | RunInconclusive
+    | Dispatched
+    | Opened
+    | Closed
+    | Booted
 )
+
+
+def compute_launch_wait(count: int) -> timedelta:
+    """How long no run is dispatched after so many failed launches in a row."""
+    wait = FIRST_LAUNCH_WAIT
+    for _ in range(count - 1):
+        if wait >= LONGEST_LAUNCH_WAIT:
+            break
+        wait *= 2
+    return min(wait, LONGEST_LAUNCH_WAIT)
 
 
 def compute_gate_state(gate: Gate, now: datetime) -> GateState:
@@ -219,9 +264,9 @@ def find_next_change(gates: Iterable[Gate], now: datetime) -> datetime | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def step_gate(gate: Gate, news: GateReport, now: datetime, rules: GateRules) -> Gate:
+def step_gate(gate: Gate, report: GateReport, now: datetime, rules: GateRules) -> Gate:
     """Apply a report to a gate. Every report is accepted in every state."""
-    return _STEPS[type(news)](gate, news, now, rules)
+    return _STEPS[type(report)](gate, report, now, rules)
 
 
 def report_run_end(run: Run) -> GateReport:
@@ -229,6 +274,9 @@ def report_run_end(run: Run) -> GateReport:
     if run.status == "rate_limited":
         stated = run.error.retry_at if run.error else None
         return Limited(run.id, run.created_at, stated, f"{run.id} was rate limited")
+    if run.stop_reason == LAUNCH_FAILED:
+        problem = run.error.message if run.error else run.id
+        return NotLaunched(run.id, run.created_at, f"{LAUNCH_FAILED}: {problem}")
     if run.status == "completed" or run.tools or run.usage != Usage():
         return ProviderAnswered(run.id, run.created_at)
     return RunInconclusive(run.id)
@@ -252,66 +300,107 @@ def build_gate_event(before: Gate, after: Gate, now: datetime) -> Event | None:
 # -- the steps
 
 
-def _suspect(gate: Gate, news: Suspected, now: datetime, _: GateRules) -> Gate:
+def _suspect(gate: Gate, report: Suspected, now: datetime, _: GateRules) -> Gate:
     """Suspect the provider for some seconds. This does not close a gate or shorten a suspicion."""
-    announced = UNANNOUNCED if news.delay is None else max(news.delay, timedelta())
+    announced = UNANNOUNCED if report.delay is None else max(report.delay, timedelta())
     until = now + min(announced, MOST_SUSPECT)
     if gate.suspect_until is not None and gate.suspect_until >= until:
         return gate
-    return replace(gate, suspect_until=until, reason=gate.reason if gate.is_closed else news.reason)
+    return replace(
+        gate, suspect_until=until, reason=gate.reason if gate.is_closed else report.reason
+    )
 
 
-def _limit(gate: Gate, news: Limited, now: datetime, rules: GateRules) -> Gate:
-    gate = replace(gate, hit_at=now, run=news.run)
-    stated = news.stated if news.stated and now < news.stated <= now + LONGEST else None
+def _limit(gate: Gate, report: Limited, now: datetime, rules: GateRules) -> Gate:
+    gate = replace(gate, hit_at=now, run=report.run)
+    stated = report.stated if report.stated and now < report.stated <= now + LONGEST else None
     match compute_gate_state(gate, now):
-        case "open" | "suspect" if _is_past(news, now):
+        case "open" | "suspect" if _is_past(report, now):
             return gate
         case "open" | "suspect":
-            return _refuse(replace(gate, level=0), stated, news.reason, now, rules)
-        case "ready" | "probing" if _was_let_through(gate, news.created_at, now):
-            return _refuse_probe(gate, stated, news, now, rules)
+            return _refuse(
+                replace(_forget_launches(gate), level=0), stated, report.reason, now, rules
+            )
+        case "ready" | "probing" if _was_let_through(gate, report.created_at, now):
+            return _refuse_probe(_forget_launches(gate), stated, report, now, rules)
         case _:
-            return _coalesce(gate, stated, news.reason)
+            return _coalesce(gate, stated, report.reason)
 
 
-def _answer(gate: Gate, news: ProviderAnswered, now: datetime, _: GateRules) -> Gate:
-    return _open(gate) if _was_let_through(gate, news.created_at, now) else gate
+def _fail_launch(gate: Gate, report: NotLaunched, now: datetime, _: GateRules) -> Gate:
+    """Suspect the provider after the first failed launch, and close the gate after the next ones.
+    A gate that is closed for another reason stays closed at least as long as for this one."""
+    if gate.probe == report.run:
+        gate = replace(gate, probe=None)
+    if not _is_after_failed_launch(gate, report.created_at):
+        return gate
+    count = gate.failed_launches + 1
+    gate = replace(gate, hit_at=now, run=report.run, failed_launches=count, launch_failed_at=now)
+    until = now + compute_launch_wait(count)
+    if not gate.is_closed and count == 1:
+        until = max(until, gate.suspect_until or until)
+        return replace(gate, suspect_until=until, reason=report.reason)
+    if gate.is_closed and (gate.until is None or gate.until >= until):
+        return gate
+    is_new = gate.is_closed_by_launch or not gate.is_closed
+    gate = replace(gate, is_closed_by_launch=is_new, is_stated=False, reason=report.reason)
+    return _close(gate, until, now)
 
 
-def _end(gate: Gate, news: RunInconclusive, _: datetime, __: GateRules) -> Gate:
+def _launch(gate: Gate, report: ProgramLaunched, _: datetime, __: GateRules) -> Gate:
+    """The program can be started again. A gate that is closed for another reason stays closed."""
+    if not gate.failed_launches or not _is_after_failed_launch(gate, report.created_at):
+        return gate
+    return _open(gate) if gate.is_closed_by_launch else _forget_launches(gate)
+
+
+def _answer(gate: Gate, report: ProviderAnswered, now: datetime, _: GateRules) -> Gate:
+    if _was_let_through(gate, report.created_at, now):
+        return _open(gate)
+    is_over = not gate.is_closed and _is_after_failed_launch(gate, report.created_at)
+    return _forget_launches(gate) if is_over else gate
+
+
+def _end(gate: Gate, report: RunInconclusive, _: datetime, __: GateRules) -> Gate:
     """A probe without a result is removed: another run may become the probe."""
-    return replace(gate, probe=None) if gate.probe == news.run else gate
+    return replace(gate, probe=None) if gate.probe == report.run else gate
 
 
-def _dispatch(gate: Gate, news: Dispatched, now: datetime, _: GateRules) -> Gate:
-    return replace(gate, probe=news.run) if compute_gate_state(gate, now) == "ready" else gate
+def _dispatch(gate: Gate, report: Dispatched, now: datetime, _: GateRules) -> Gate:
+    return replace(gate, probe=report.run) if compute_gate_state(gate, now) == "ready" else gate
 
 
 def _open_by_hand(gate: Gate, _: Opened, __: datetime, ___: GateRules) -> Gate:
     return replace(_open(gate), suspect_until=None)
 
 
-def _close_by_hand(gate: Gate, news: Closed, now: datetime, _: GateRules) -> Gate:
-    gate = replace(gate, is_stated=True, reason=news.reason, probe=None)
-    return _close(gate, news.until, now)
+def _close_by_hand(gate: Gate, report: Closed, now: datetime, _: GateRules) -> Gate:
+    gate = replace(_forget_launches(gate), is_stated=True, reason=report.reason, probe=None)
+    return _close(gate, report.until, now)
 
 
-def _boot(gate: Gate, news: Booted, now: datetime, rules: GateRules) -> Gate:
+def _boot(gate: Gate, report: Booted, now: datetime, rules: GateRules) -> Gate:
     """Correct times of a clock that was ahead: they would close the gate for years, or make all
     runs stragglers."""
-    if news.is_probe_over:
+    if report.is_probe_over:
         gate = replace(gate, probe=None)
     if gate.until is not None and gate.until > now + LONGEST:
         gate = replace(gate, until=now + rules.compute_window(gate.level), is_stated=False)
     if gate.suspect_until is not None and gate.suspect_until > now + MOST_SUSPECT:
         gate = replace(gate, suspect_until=None)
-    return replace(gate, since=_cap(gate.since, now), hit_at=_cap(gate.hit_at, now))
+    return replace(
+        gate,
+        since=_cap(gate.since, now),
+        hit_at=_cap(gate.hit_at, now),
+        launch_failed_at=_cap(gate.launch_failed_at, now),
+    )
 
 
 _STEPS: dict[type[GateReport], Callable[[Gate, Any, datetime, GateRules], Gate]] = {
     Suspected: _suspect,
     Limited: _limit,
+    NotLaunched: _fail_launch,
+    ProgramLaunched: _launch,
     ProviderAnswered: _answer,
     RunInconclusive: _end,
     Dispatched: _dispatch,
@@ -331,14 +420,14 @@ def _refuse(
 
 
 def _refuse_probe(
-    gate: Gate, stated: datetime | None, hit: Limited, now: datetime, rules: GateRules
+    gate: Gate, stated: datetime | None, report: Limited, now: datetime, rules: GateRules
 ) -> Gate:
     """The probe was refused, too: close the gate for longer."""
-    probe = None if gate.probe == hit.run else gate.probe
+    probe = None if gate.probe == report.run else gate.probe
     gate = replace(gate, level=gate.level + 1, probe=probe)
     if gate.level < rules.attempts:
-        return _refuse(gate, stated, hit.reason, now, rules)
-    reason = f"{hit.reason}, as {gate.level} were before: open it by hand"
+        return _refuse(gate, stated, report.reason, now, rules)
+    reason = f"{report.reason}, as {gate.level} were before: open it by hand"
     return _close(replace(gate, is_stated=False, reason=reason), None, now)
 
 
@@ -365,9 +454,19 @@ def _open(gate: Gate) -> Gate:
     )
 
 
-def _is_past(hit: Limited, now: datetime) -> bool:
+def _forget_launches(gate: Gate) -> Gate:
+    return replace(gate, failed_launches=0, launch_failed_at=None, is_closed_by_launch=False)
+
+
+def _is_after_failed_launch(gate: Gate, created_at: datetime) -> bool:
+    """Whether a run that started then has something new to report about launches: a run that
+    started before the last failed launch may have failed by the same cause."""
+    return gate.launch_failed_at is None or created_at >= gate.launch_failed_at
+
+
+def _is_past(report: Limited, now: datetime) -> bool:
     """The stated time passed before the refusal was read."""
-    return hit.stated is not None and hit.created_at < hit.stated <= now
+    return report.stated is not None and report.created_at < report.stated <= now
 
 
 def _is_suspect(gate: Gate, now: datetime) -> bool:

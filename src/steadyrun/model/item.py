@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
-from steadyrun.model.run import Metadata, Run
+from steadyrun.model.run import LAUNCH_FAILED, Metadata, Run
 
 ItemKind = Literal["message", "reminder", "call", "step", "self"]
 ItemStatus = Literal["queued", "running", "completed", "failed", "cancelled"]
@@ -36,6 +36,8 @@ class Payload(Struct, frozen=True, omit_defaults=True):
     metadata: Metadata = {}
     # The item that is repeated.
     retry_of: ItemId | None = None
+    # Whether text and reply are deleted because they are old.
+    text_pruned: bool = False
 
 
 class Message(Struct, frozen=True):
@@ -99,6 +101,10 @@ class Lease(Struct, frozen=True):
     holder: HolderId
     fence: int
 
+    def to_lease(self) -> "Lease":
+        """The lease without an item."""
+        return Lease(self.agent, self.holder, self.fence)
+
 
 class Claim(Lease, frozen=True):
     """This holder owns the lane and runs `item`."""
@@ -108,11 +114,15 @@ class Claim(Lease, frozen=True):
 
 def compute_item_status(run: Run, item: Item) -> ItemStatus:
     """The status of an item after its run. An item that was stopped by a budget waits until a user
-    allows more; a direct call fails instead."""
+    allows more, and one whose provider could not be started waits for that; a direct call fails
+    instead."""
     if run.status == "completed":
         return "completed"
-    is_spent = run.stop_reason == "budget" and item.kind != "call"
-    if is_spent or run.stop_reason == "shutdown" or run.status == "rate_limited":
+    waits = run.stop_reason in {"budget", LAUNCH_FAILED} and item.kind != "call"
+    # A turn that was sent may not be repeated with `fail`: its run has failed by the shutdown.
+    is_over_for_good = item.on_lost == "fail" and run.status == "failed"
+    is_put_off = run.stop_reason == "shutdown" and not is_over_for_good
+    if waits or is_put_off or run.status == "rate_limited":
         # A turn that the provider started by itself cannot be repeated.
         is_over = item.cancel_requested or item.kind == "self"
         return "cancelled" if is_over else "queued"
@@ -122,9 +132,11 @@ def compute_item_status(run: Run, item: Item) -> ItemStatus:
 
 
 def compute_absorbed_status(run: Run, item: Item) -> ItemStatus:
-    """The status of an absorbed follow-up after the run: it shares success, but not failure."""
+    """The status of an absorbed follow-up after the run. It shares success, but not failure: it is
+    sent again, unless its `on_lost` forbids that."""
     if run.status == "completed":
         return "completed"
     if run.stop_reason == "user_stop" or item.cancel_requested:
         return "cancelled"
-    return "queued"
+    is_put_off = run.status == "rate_limited" or run.stop_reason == "budget"
+    return "failed" if item.on_lost == "fail" and not is_put_off else "queued"

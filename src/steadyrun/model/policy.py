@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun.model.budget import Budget
+from steadyrun.model.quotation import quote
 from steadyrun.model.text import Problem, suggest
 
 Mode = Literal["default", "accept_edits", "plan", "full_auto", "dangerously_skip_permissions"]
@@ -119,7 +120,7 @@ def read_permissions(text: str) -> Permissions | Problem:
     except (msgspec.DecodeError, RecursionError):
         return Problem("expected a JSON object, found something else")
     if twice := _find_duplicate_key(text):
-        return Problem(f"has {twice[:80]!r} twice", "Leave one of both out.")
+        return Problem(f"has {quote(twice)} twice", "Remove one of them.")
     if isinstance(tier := given.get("tier"), str) and (flaw := check_tier(tier)):
         return flaw
     try:
@@ -134,7 +135,9 @@ def check_tools(tier: Tier | None, tools: Sequence[str] | None) -> Problem | Non
     if tier == "custom" and tools is None:
         return Problem("the tier custom needs a list of tools", f"Name some of: {', '.join(TOOLS)}")
     if tier not in (None, "custom") and tools is not None:
-        return Problem(f"the tier {tier} has tools of its own", "Leave out one, or say custom.")
+        return Problem(
+            f"the tier {tier} has tools of its own", "Remove one of them, or use custom."
+        )
     for name in tools or ():
         if name in DENIED:
             return Problem(f"the tool {name!r} is denied to every agent", "Leave it out.")
@@ -146,28 +149,28 @@ def check_tool_names(names: Iterable[str]) -> Problem | None:
     known = (*TOOLS, *MORE_TOOLS, *DENIED)
     for name in names:
         if name not in known and not _SERVERS_TOOL.fullmatch(name):
-            return Problem(f"unknown tool {name[:80]!r}", suggest(name, known))
+            return Problem(f"unknown tool {quote(name)}", suggest(name, known))
     return None
 
 
 def check_tier(name: str) -> Problem | None:
     """Check the name of a tier."""
     known = get_args(Tier)
-    return None if name in known else Problem(f"unknown tier {name[:80]!r}", suggest(name, known))
+    return None if name in known else Problem(f"unknown tier {quote(name)}", suggest(name, known))
 
 
 def _find_duplicate_key(text: str) -> str | None:
     """The first repeated key of an object: readers would use different values of it."""
     found: list[str] = []
 
-    def look(pairs: list[tuple[str, object]]) -> None:
+    def collect(pairs: list[tuple[str, object]]) -> None:
         keys = [key for key, _ in pairs]
         found.extend(key for key in keys if keys.count(key) > 1)
 
     # Other readers drop all but the last value. A document that is too long or too deep for this
     # one is not valid here anyway.
     with suppress(ValueError, RecursionError):
-        json.loads(text, object_pairs_hook=look)
+        json.loads(text, object_pairs_hook=collect)
     return found[0] if found else None
 
 

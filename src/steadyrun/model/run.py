@@ -1,6 +1,6 @@
 """Defines runs and their changes. `step` is the only function that makes a run.
 
-    (none) --created--> starting --launched|adopted--> running --finished|cancelled|orphaned--> …
+    (none) --created--> starting --launched--> running --finished|orphaned--> …
 
 The last five statuses are terminal: a later change returns the run unchanged. Everything here is
 pure: no clock, no store; the change carries every time.
@@ -9,13 +9,14 @@ pure: no clock, no store; the change carries every time.
 from datetime import datetime
 from typing import Any, Literal, assert_never
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from steadyrun.errors import ChangeRefused
 from steadyrun.model import event as ev
 from steadyrun.model.event import Diagnostic, Emitted, ErrorFact, Event
 from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
+from steadyrun.model.json_object import merge_objects
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.usage import Cost, Usage
 
@@ -24,13 +25,16 @@ RunStatus = Literal[
 ]
 StopReason = Literal[
     "user_stop", "idle_timeout", "stall", "hang", "wall_timeout", "shutdown", "budget", "policy",
-    "orphaned", "keeper_lost", "disk_full", "journal_full", "machine_lost",
+    "orphaned", "keeper_lost", "disk_full", "journal_full", "machine_lost", "launch_failed",
 ]  # fmt: skip
 EndStatus = Literal["completed", "failed", "cancelled", "timed_out", "rate_limited"]
 LostReason = Literal["orphaned", "keeper_lost", "machine_lost"]
 Metadata = dict[str, Any]
 
 STDERR_EXCERPT_CHARS = 200
+# The stop reason of a run whose provider could not be started on this machine. The run has done
+# nothing, and its item is queued again.
+LAUNCH_FAILED: StopReason = "launch_failed"
 
 _ENDINGS: dict[EndStatus, type[ev.RunEnded]] = {
     "completed": ev.RunCompleted,
@@ -55,11 +59,12 @@ STOPPED: dict[StopReason, EndStatus] = {
     "machine_lost": "failed",
     "disk_full": "failed",
     "journal_full": "failed",
+    "launch_failed": "failed",
 }
 
 
 class Run(Struct, frozen=True):
-    """One attempt to do an item. Terminal runs never change."""
+    """One attempt to do an item. Terminal runs change only when they are pruned."""
 
     id: RunId
     agent: AgentId
@@ -86,6 +91,9 @@ class Run(Struct, frozen=True):
     tools: int = 0
     # The account whose limits apply; see `Gate`.
     account: str = ""
+    # Whether the events, or the text, are deleted because they are old.
+    events_pruned: bool = False
+    text_pruned: bool = False
 
     @property
     def is_terminal(self) -> bool:
@@ -123,14 +131,6 @@ class Launched(Struct, frozen=True, tag="launched"):
     metadata: Metadata = {}
 
 
-class Adopted(Struct, frozen=True, tag="adopted"):
-    """Another holder has taken the process over."""
-
-    at: datetime
-    process: ProcessId | None = None
-    active_at: datetime | None = None
-
-
 class Touched(Struct, frozen=True, tag="touched"):
     """The run is active; `usage` and `cost` are those so far."""
 
@@ -141,7 +141,7 @@ class Touched(Struct, frozen=True, tag="touched"):
 
 
 class Finished(Struct, frozen=True, tag="finished"):
-    """The turn ended by itself, by a timeout or by a limit."""
+    """The turn ended: by itself, by a user, by a timeout or by a limit."""
 
     at: datetime
     status: EndStatus
@@ -156,13 +156,6 @@ class Finished(Struct, frozen=True, tag="finished"):
     active_at: datetime | None = None
 
 
-class Cancelled(Struct, frozen=True, tag="cancelled"):
-    """A user stopped the run, with this reason."""
-
-    at: datetime
-    reason: str | None = None
-
-
 class Orphaned(Struct, frozen=True, tag="orphaned"):
     """The process is lost, and the result of the run is unknown."""
 
@@ -170,7 +163,7 @@ class Orphaned(Struct, frozen=True, tag="orphaned"):
     stop_reason: LostReason = "orphaned"
 
 
-RunChange = Created | Launched | Adopted | Touched | Finished | Cancelled | Orphaned
+RunChange = Created | Launched | Touched | Finished | Orphaned
 
 
 def step(run: Run | None, change: RunChange) -> Run:
@@ -193,28 +186,19 @@ def build_status_events(before: Run | None, after: Run) -> list[Emitted]:
 
 def add_counts(run: Run, events: int, tools: int) -> Run:
     """Add to the counters of the run. They are stored so that events need not be counted."""
-    return _replace(run, events=run.events + events, tools=run.tools + tools)
+    return replace(run, events=run.events + events, tools=run.tools + tools)
 
 
 def scrub_run(run: Run, scrubber: Scrubber) -> Run:
-    """Remove secrets from what the provider or a caller wrote; names and states stay."""
-    return _replace(
+    """Remove secrets from what the provider or a caller wrote; names and states stay. The excerpt
+    of stderr is cut afterwards: a cut before could leave a part of a secret."""
+    return replace(
         run,
         text=scrubber.clean(run.text),
         error=scrubber.clean(run.error),
-        diagnostic=scrubber.clean(run.diagnostic),
+        diagnostic=_cut_excerpt(scrubber.clean(run.diagnostic)),
         metadata=scrubber.clean(run.metadata),
     )
-
-
-def merge_metadata(old: Metadata, new: Metadata) -> Metadata:
-    """Merge `new` into `old`, table by table; on a clash the newer value wins."""
-    both = dict(old)
-    for key, value in new.items():
-        before = both.get(key)
-        nested = isinstance(before, dict) and isinstance(value, dict)
-        both[key] = merge_metadata(before, value) if nested else value  # type: ignore[arg-type]
-    return both
 
 
 def _create(change: RunChange) -> Run:
@@ -236,15 +220,13 @@ def _create(change: RunChange) -> Run:
 def _apply(run: Run, change: RunChange) -> Run:
     match change:
         case Created():
-            after = _replace(run, metadata=merge_metadata(run.metadata, change.metadata))
-        case Launched() | Adopted():
+            after = replace(run, metadata=merge_objects(run.metadata, change.metadata))
+        case Launched():
             after = _start(run, change)
         case Touched():
             after = _touch(run, change)
         case Finished():
             after = _finish(run, change)
-        case Cancelled():
-            after = _cancel(run, change)
         case Orphaned():
             after = _orphan(run, change)
         case _:
@@ -252,20 +234,19 @@ def _apply(run: Run, change: RunChange) -> Run:
     return after
 
 
-def _start(run: Run, change: Launched | Adopted) -> Run:
-    metadata = change.metadata if isinstance(change, Launched) else {}
-    return _replace(
+def _start(run: Run, change: Launched) -> Run:
+    return replace(
         run,
         status="running",
         process=change.process or run.process,
         started_at=run.started_at or change.at,
         active_at=change.active_at or run.active_at,
-        metadata=merge_metadata(run.metadata, metadata),
+        metadata=merge_objects(run.metadata, change.metadata),
     )
 
 
 def _touch(run: Run, change: Touched) -> Run:
-    return _replace(
+    return replace(
         run,
         active_at=change.active_at,
         usage=change.usage or run.usage,
@@ -275,7 +256,7 @@ def _touch(run: Run, change: Touched) -> Run:
 
 
 def _finish(run: Run, change: Finished) -> Run:
-    return _replace(
+    return replace(
         run,
         status=change.status,
         stop_reason=change.stop_reason,
@@ -285,24 +266,17 @@ def _finish(run: Run, change: Finished) -> Run:
         resume_token=change.resume_token or run.resume_token,
         exit_code=change.exit_code,
         error=change.error,
-        diagnostic=_cut_excerpt(change.diagnostic) if change.status == "failed" else None,
+        diagnostic=change.diagnostic if change.status == "failed" else None,
         active_at=change.active_at or run.active_at,
         ended_at=change.at,
     )
 
 
-def _cancel(run: Run, change: Cancelled) -> Run:
-    error = ErrorFact("cancelled", change.reason) if change.reason else None
-    return _replace(
-        run, status="cancelled", stop_reason="user_stop", error=error, ended_at=change.at
-    )
-
-
 def _orphan(run: Run, change: Orphaned) -> Run:
     error = ErrorFact(
-        change.stop_reason, "the process that ran this is gone", "It can be sent again.", True
+        change.stop_reason, "the process of this run was lost", "It can be sent again.", True
     )
-    return _replace(
+    return replace(
         run, status="failed", stop_reason=change.stop_reason, error=error, ended_at=change.at
     )
 
@@ -332,7 +306,3 @@ def _build_ended(run: Run) -> Event:
         error=run.error,
         diagnostic=run.diagnostic,
     )
-
-
-def _replace(run: Run, **fields: Any) -> Run:
-    return msgspec.structs.replace(run, **fields)

@@ -7,18 +7,35 @@ tokens that an agent may print from any file.
 import json
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from ahocorasick_rs import BytesAhoCorasick, MatchKind
 from msgspec import Struct
 
-REDACTED = "[redacted]"
+from steadyrun.model.token_shapes import (
+    REDACTED,
+    SHAPES,
+    TokenShape,
+    find_tokens,
+    remove_tokens,
+)
+
 # A shorter value, or a short plain word, would match ordinary text; it is not a secret.
 SHORTEST_SECRET = 6
 # Prefixes of secrets are listed up to this length; longer ones are found by it.
 _LONG = 64
 _PLAIN_WORD = re.compile(r"[a-z_.]{1,24}")
+# How many literals are in one search; see `_build_searches`.
+_SEARCHED_TOGETHER = 14
+# With more literals than this, the whole text is checked at once.
+_MANY = 32
+# The letters before a token that decide whether it is one: a colour code, an escape.
+_MOST_STEPS = 64
+# How much of an end is searched for a secret that is not complete; no token is longer.
+_END_CHARS = 64 * 1024
+# The rest of a token at the beginning of a text.
+_TORN_WORD = re.compile(r"\A\S{1,65536}")
 
 
 class Secret:
@@ -45,50 +62,6 @@ class Secret:
         return hash(self._value)
 
 
-class _Shape(NamedTuple):
-    """A kind of token. It contains `literal`; `loose` finds it in encoded values, and more."""
-
-    literal: bytes
-    loose: re.Pattern[bytes]
-    strict: re.Pattern[str]
-
-
-def _build_shape(literal: str, rest: str, strict: str | None = None) -> _Shape:
-    pattern = re.escape(literal) + rest
-    return _Shape(
-        literal.encode(), re.compile(pattern.encode()), re.compile(strict or pattern, re.ASCII)
-    )
-
-
-_SHAPES = (
-    _build_shape(
-        "PRIVATE KEY-----",
-        "",
-        r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[A-Za-z0-9+/=\s]|\\+[nrt])*"
-        r"(?:-----END [A-Z ]*PRIVATE KEY-----)?",
-    ),
-    # The only literal at the end of ordinary words (task-, disk-): it must begin a word, or follow
-    # an escaped line break or a colour code.
-    _build_shape(
-        "sk-",
-        r"[A-Za-z0-9_-]{20,}",
-        r"sk-(?:(?<!\wsk-)|(?<=\\[bfnrt]sk-)|(?<=[0-9;\[]msk-))[A-Za-z0-9_-]{20,}",
-    ),
-    _build_shape("ghp_", r"[A-Za-z0-9]{36,}"),
-    _build_shape("gho_", r"[A-Za-z0-9]{36,}"),
-    _build_shape("ghs_", r"[A-Za-z0-9]{36,}"),
-    _build_shape("ghu_", r"[A-Za-z0-9]{36,}"),
-    _build_shape("ghr_", r"[A-Za-z0-9]{36,}"),
-    _build_shape("glpat-", r"[A-Za-z0-9_-]{20,}"),
-    _build_shape("github_pat_", r"[A-Za-z0-9_]{22,}"),
-    _build_shape("xox", r"[abeprs]-[A-Za-z0-9-]{10,}"),
-    _build_shape("xapp-", r"[A-Za-z0-9-]{10,}"),
-    _build_shape("AKIA", r"[A-Z0-9]{16}"),
-    _build_shape("ASIA", r"[A-Z0-9]{16}"),
-    _build_shape("AIza", r"[A-Za-z0-9_-]{35}"),
-)
-
-
 class Scrubber:
     """Finds secrets in encoded events quickly, and removes them from values completely."""
 
@@ -98,38 +71,102 @@ class Scrubber:
         # Longest first, so that a secret that contains another is removed as a whole.
         self._known = sorted(spellings, key=len, reverse=True)
         self._encoded = [spelling.encode() for spelling in self._known]
-        literals = [*self._encoded, *(shape.literal for shape in _SHAPES)]
-        # Leftmost matching of a dozen literals can use vector instructions: a hundred times faster
-        # than separate searches, and this runs for every event.
-        self._search = BytesAhoCorasick(literals, matchkind=MatchKind.LeftmostFirst)
-        announced = [*self._known, *(shape.literal.decode() for shape in _SHAPES)]
+        literals = sorted({*self._encoded, *(literal for literal, _ in _BY_LITERAL)})
+        self._searches = _build_searches(literals)
+        announced = [*self._known, *(shape.literal for shape in SHAPES)]
         # The prefixes of secrets that a text may end with, by their last character.
         self._beginnings = _group_beginnings(announced)
         self._long_beginnings = [each[:_LONG] for each in announced if len(each) > _LONG]
+        self._longest = max(map(len, self._known), default=0)
 
     def is_suspicious(self, encoded: bytes) -> bool:
         """Whether there may be a secret. None is missed; a false positive costs only time."""
-        if not self._search.find_matches_as_indexes(encoded):
+        found = self._find_literals(encoded)
+        if not found:
             return False
-        # The search misses a literal that begins inside another: check all of them.
+        if len(found) > _MANY:
+            return self._is_secret_in(encoded)
+        return any(self._has_secret_at(encoded, start, end) for _, start, end in found)
+
+    def _has_secret_at(self, encoded: bytes, start: int, end: int) -> bool:
+        """Whether a secret begins between two places. The search has found a literal there; it
+        misses a literal that begins inside another."""
+        if any(encoded.find(known, start, end + len(known)) >= 0 for known in self._encoded):
+            return True
+        for literal, shape in _BY_LITERAL:
+            at = encoded.find(literal, start, end + len(literal))
+            if at >= 0 and shape.loose.match(encoded, at):
+                return True
+        return False
+
+    def _is_secret_in(self, encoded: bytes) -> bool:
         return any(known in encoded for known in self._encoded) or any(
-            shape.literal in encoded and shape.loose.search(encoded) for shape in _SHAPES
+            literal in encoded and shape.loose.search(encoded) for literal, shape in _BY_LITERAL
         )
 
-    def find_open_end(self, text: str) -> int:
+    def _find_literals(self, encoded: bytes) -> list[tuple[int, int, int]]:
+        """The places of literals and known values."""
+        return [
+            found for search in self._searches for found in search.find_matches_as_indexes(encoded)
+        ]
+
+    def _find_open_end(self, text: str, *, is_cut: bool) -> int:
         """Where an incomplete text has the beginning of a possible secret; else its length."""
         if not self._can_be_open(text):
             return len(text)
         starts = [_find_beginning(text, known) for known in self._known]
-        starts += [_find_shape_beginning(text, shape) for shape in _SHAPES]
+        starts += [_find_token_beginning(text, shape) for shape in SHAPES]
+        if not is_cut:
+            starts += [_find_beginning(text, shape.literal) for shape in SHAPES]
         return min(starts, default=len(text))
+
+    def find_safe_end(self, text: str, *, is_cut: bool = False) -> int:
+        """How much of an incomplete text is left without the beginning of a possible secret. The
+        end is never inside a secret: one may begin where another ends.
+
+        `is_cut`: the rest of the text is lost. The first letters of a literal are no secret then.
+        """
+        base = max(0, len(text) - max(_END_CHARS, 2 * self._longest))
+        last = text[base:]
+        end = self._find_open_end(last, is_cut=is_cut)
+        if end < len(last):
+            end = self._leave_secrets(last, end)
+            whole, least = self._clean_text(last), max(0, end - _MOST_STEPS)
+            while (
+                end > least and self._clean_text(last[:end]) + self._clean_text(last[end:]) != whole
+            ):
+                end -= 1
+        return base + end
+
+    def _leave_secrets(self, text: str, end: int) -> int:
+        """The end, or the beginning of the secrets that contain it."""
+        known = [
+            found.span() for each in self._known for found in re.finditer(re.escape(each), text)
+        ]
+        for start, stop in sorted([*known, *find_tokens(text)], reverse=True):
+            if start < end < stop:
+                end = start
+        return end
+
+    def clean_beginning(self, text: str) -> str:
+        """The beginning of a longer text, without secrets and without the part of one that the cut
+        has left at its end."""
+        return self._clean_text(text[: self.find_safe_end(text, is_cut=True)])
+
+    def clean_end(self, text: str) -> str:
+        """The end of a longer text, without secrets and without the part of one that the cut has
+        left at its beginning. A word that the cut may have torn is left out."""
+        is_whole = text.startswith(tuple(self._known))
+        rests = (0 if is_whole else _find_rest(text, known) for known in self._known)
+        start = max(rests, default=0)
+        return _TORN_WORD.sub("", self._clean_text(text[start:]), count=1)
 
     def _can_be_open(self, text: str) -> bool:
         """A quick check before the full one: this runs for every delta."""
         return (
             text.endswith(self._beginnings.get(text[-1:], ()))
             or any(long in text for long in self._long_beginnings)
-            or bool(self._search.find_matches_as_indexes(text.encode(errors="replace")))
+            or bool(self._find_literals(text.encode(errors="replace")))
         )
 
     def clean(self, value: Any) -> Any:
@@ -158,9 +195,18 @@ class Scrubber:
     def _clean_text(self, text: str) -> str:
         for known in self._known:
             text = text.replace(known, REDACTED)
-        for shape in _SHAPES:
-            text = shape.strict.sub(REDACTED, text)
-        return text
+        return remove_tokens(text)
+
+
+def _build_searches(literals: list[bytes]) -> list[BytesAhoCorasick]:
+    """Build searches of a few literals each. A search of about a dozen literals uses vector
+    instructions: several of them together are faster than one of all literals, and they run for
+    every event."""
+    count = -(-len(literals) // _SEARCHED_TOGETHER)
+    return [
+        BytesAhoCorasick(literals[first::count], matchkind=MatchKind.LeftmostFirst)
+        for first in range(count)
+    ]
 
 
 def _group_beginnings(announced: list[str]) -> dict[str, tuple[str, ...]]:
@@ -179,17 +225,18 @@ def _find_beginning(text: str, known: str) -> int:
     return start if start >= 0 else len(text)
 
 
-def _find_shape_beginning(text: str, shape: _Shape) -> int:
-    """Where an incomplete token of this shape, or its literal, begins."""
-    literal = shape.literal.decode()
-    start = text.rfind(literal)
-    if start >= 0 and _TOKEN.fullmatch(text, start):
-        return start
-    return _find_beginning(text, literal)
+def _find_rest(text: str, known: str) -> int:
+    """The length of the beginning of `text` that is the end of `known`, but not all of it."""
+    for start in range(1, len(known)):
+        if text.startswith(known[start:]):
+            return len(known) - start
+    return 0
 
 
-# The characters of tokens and keys.
-_TOKEN = re.compile(r"[A-Za-z0-9_\-+/=\s]*")
+def _find_token_beginning(text: str, shape: TokenShape) -> int:
+    """Where an incomplete token of this shape begins; else the length of the text."""
+    start = text.find(shape.literal, len(text.rstrip(shape.characters)))
+    return start if start >= 0 else len(text)
 
 
 def _is_secret(value: str) -> bool:
@@ -199,5 +246,9 @@ def _is_secret(value: str) -> bool:
 
 
 def _list_spellings(value: str) -> set[str]:
-    """The value itself, and its forms in JSON that is printed as text."""
-    return {value, msgspec.json.encode(value).decode()[1:-1], json.dumps(value)[1:-1]}
+    """The value itself, and its forms in JSON that is printed as text and in messages of errors."""
+    as_json = msgspec.json.encode(value).decode()
+    return {value, *(form[1:-1] for form in (as_json, json.dumps(value), repr(value)))}
+
+
+_BY_LITERAL = [(shape.literal.encode(), shape) for shape in SHAPES]

@@ -19,7 +19,7 @@ def encode_utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        found = f"expected a text, found half a character at {error.start}"
+        found = f"expected valid Unicode, found an incomplete character at {error.start}"
         raise InvalidUsage(found, hint="Decode it with errors='replace' first.") from error
 
 

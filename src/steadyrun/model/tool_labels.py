@@ -70,7 +70,7 @@ _TABLE = {name: label for label, names in _KINDS.items() for name in names.split
 _CHANGING = frozenset({"Writing", "Editing", "Deleting", "Moving"})
 
 # The keys to try in the input of a tool that is not in the table.
-_TELLING = ("command", "file_path", "path", "pattern", "url", "query", "prompt", "description")
+_DETAIL_KEYS = ("command", "file_path", "path", "pattern", "url", "query", "prompt", "description")
 _WRAPPED = re.compile(r"(?:\S*/)?(?:ba|da|z)?sh -l?c (.+)", re.DOTALL)
 _REMOTE = re.compile(r"mcp__(.+?)__(.+)", re.DOTALL)
 
@@ -108,7 +108,7 @@ def _iterate_details(known: _Label, given: object) -> Iterator[str]:
 def _format_other(name: object, given: object) -> str:
     called = _to_line(_format_name(name), _LONGEST_NAME) or "a tool"
     if isinstance(given, dict):
-        texts = [given[key] for key in _TELLING if isinstance(given.get(key), str)]
+        texts = [given[key] for key in _DETAIL_KEYS if isinstance(given.get(key), str)]
         given = texts[0] if texts else given or None
     return called if given is None else f"{called} {_encode_json(given)}"
 

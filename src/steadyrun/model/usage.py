@@ -1,11 +1,17 @@
 """Defines tokens and cost of runs. Unknown values stay unknown; they are never zero."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import astuple
 
 CostKind = Literal["known", "estimated", "unknown"]
+
+# No run uses or costs more. The sum over millions of runs still fits into 63 bits.
+MOST_TOKENS = 10**12
+MOST_USD = 1e9
+USAGE_REFUSED = "a reported number of tokens, or a cost, is not plausible: it is not counted"
 
 
 class Usage(Struct, frozen=True, omit_defaults=False):
@@ -19,20 +25,21 @@ class Usage(Struct, frozen=True, omit_defaults=False):
 
 def add_usage(first: Usage, second: Usage) -> Usage:
     """The sum; unknown where both are unknown."""
-    return Usage(*(_add(a, b) for a, b in zip(_to_counts(first), _to_counts(second), strict=True)))
-
-
-def _to_counts(usage: Usage) -> tuple[int | None, ...]:
-    return astuple(usage)
+    return Usage(*map(_add, astuple(first), astuple(second)))
 
 
 def _add(a: int | None, b: int | None) -> int | None:
     return None if a is None and b is None else (a or 0) + (b or 0)
 
 
+def is_plausible_usage(usage: Usage) -> bool:
+    """Whether all counts can be stored and added up."""
+    return all(count is None or 0 <= count <= MOST_TOKENS for count in astuple(usage))
+
+
 def count_tokens(usage: Usage) -> int:
     """All tokens: input, output, read from the cache and written to it."""
-    return sum(count or 0 for count in _to_counts(usage))
+    return sum(count or 0 for count in astuple(usage))
 
 
 class Cost(Struct, frozen=True):
@@ -44,6 +51,11 @@ class Cost(Struct, frozen=True):
     def __post_init__(self) -> None:
         if (self.usd is None) != (self.kind == "unknown"):
             raise ValueError(f"a cost of {self.usd} cannot be {self.kind}")
+
+
+def is_plausible_cost(cost: Cost) -> bool:
+    """Whether the cost can be stored and added up. It is not, for example, infinite."""
+    return cost.usd is None or 0 <= cost.usd <= MOST_USD
 
 
 def add_costs(first: Cost, second: Cost) -> Cost:
@@ -69,3 +81,8 @@ class UsageSum(Struct, frozen=True):
     unknown_cost_runs: int = 0
     # The tokens of the runs whose cost is unknown.
     unknown_tokens: int = 0
+
+
+def add_up(sums: Iterable[UsageSum]) -> UsageSum:
+    """The total of several totals."""
+    return UsageSum(*map(sum, zip(*map(astuple, sums), strict=True)))

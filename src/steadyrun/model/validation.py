@@ -2,6 +2,7 @@
 
 import re
 
+from steadyrun.model.quotation import quote
 from steadyrun.model.text import Problem
 
 # More than any real limit, and less than what a store or a clock can represent.
@@ -33,13 +34,13 @@ def _is_positive(value: object) -> bool:
 
 def _build_problem(what: str, found: object) -> Problem:
     hint = f"It may be up to {MOST}; leave it out for no limit."
-    return Problem(f"expected {what}, found {repr(found)[:80]}", hint)
+    return Problem(f"expected {what}, found {quote(found)}", hint)
 
 
 def check_variable(name: str) -> Problem | None:
     if name.startswith(OURS):
-        hint = "Choose another name: these tell a process of its agent."
-        return Problem(f"may not be set: names that begin with {OURS} are ours", hint=hint)
+        hint = "Choose another name: steadyrun sets this variable itself."
+        return Problem(f"may not be set: names that begin with {OURS} are reserved", hint=hint)
     if _VARIABLE.fullmatch(name):
         return None
     return Problem("cannot be the name of a variable", hint="Use letters, digits and _.")

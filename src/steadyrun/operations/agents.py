@@ -7,7 +7,6 @@ import anyio.to_thread
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from steadyrun.dialect import Ability
 from steadyrun.errors import (
     AbilityMissing,
     ChangeRefused,
@@ -19,6 +18,7 @@ from steadyrun.model.agent import NAME_RULE, RETIRED, Agent, OnLimited, is_agent
 from steadyrun.model.budget import Budget, parse_budget
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Mode, Policy, Tier, check_tool_names, check_tools, compute_rights
+from steadyrun.model.quotation import quote
 from steadyrun.model.session import Session
 from steadyrun.model.validation import check_timeout
 from steadyrun.operations.context import OperationContext
@@ -54,6 +54,10 @@ _CLEARED = {
     "approvers": "approvers",
 }  # fmt: skip
 _CLEARED_OTHERWISE = ("fallback", "policy")
+# The settings that have the same name in a request and in the agent.
+_SAME_NAME = (
+    "home", "role", "model", "system", "followup", "on_lost", "on_limited", "approvers",
+)  # fmt: skip
 # Lists that must not be empty. An empty list of tools is valid: it allows no tools.
 _NEVER_EMPTY = ("deny", "fallback", "budget", "approvers", "clear")
 
@@ -195,10 +199,14 @@ async def add(context: OperationContext, request: AddAgentRequest) -> AgentDocum
 
 async def show(context: OperationContext, request: AgentRequest) -> AgentPage:
     agent = await find_agent(context, request.name)
-    document = await build_agent_document(context, agent)
-    fields = {name: getattr(document, name) for name in AgentDocument.__struct_fields__}
-    sessions = [await context.store.session(agent.id, provider) for provider in agent.providers]
-    tokens = tuple(token for session in sessions if session for token in _build_tokens(session))
+    fields = asdict(await build_agent_document(context, agent))
+    sessions = await context.store.sessions(agent.id)
+    tokens = tuple(
+        token
+        for provider in agent.providers
+        if provider in sessions
+        for token in _build_tokens(sessions[provider])
+    )
     return AgentPage(
         **fields, system=agent.system, timeout_seconds=agent.wall_seconds, tokens=tokens
     )
@@ -242,7 +250,7 @@ async def pause(context: OperationContext, request: AgentSelection) -> AgentsDoc
     if request.provider is not None:
         await close_gate(context, CloseGateRequest(request.provider))
     for agent in chosen if request.provider is None else ():
-        await context.store.pause(agent.id)
+        await context.store.set_paused(agent.id, is_paused=True)
     return AgentsDocument(await build_agent_documents(context, chosen))
 
 
@@ -254,7 +262,7 @@ async def resume(context: OperationContext, request: AgentSelection) -> AgentsDo
     for agent in chosen if request.provider is None else ():
         refused = await _find_resume_conflict(context, agent)
         if refused is None:
-            await context.store.resume(agent.id)
+            await context.store.set_paused(agent.id, is_paused=False)
         elif request.name is not None:
             raise refused
     return AgentsDocument(await build_agent_documents(context, chosen))
@@ -280,15 +288,14 @@ async def _find_resume_conflict(context: OperationContext, agent: Agent) -> Conf
     return Conflict(f"{agent.name} waits for an approval: {explain_question(asked)}", hint=hint)
 
 
-async def switch_provider(context: OperationContext, agent: Agent, provider: str) -> Agent:
-    """Make another provider the first one; the previous one becomes the first fallback."""
+async def build_switched(context: OperationContext, agent: Agent, provider: str) -> Agent:
+    """The agent with another provider first; the previous one becomes the first fallback."""
     if provider == agent.provider:
         return agent
     if agent.origin == "config":
         raise ReadOnly(agent.name)
     switched = agent.with_provider(provider)
     await _check_agent(context, switched)
-    await context.store.set_agent(switched, was=agent)
     return switched
 
 
@@ -330,7 +337,7 @@ def _check_lists(request: AddAgentRequest | SetAgentRequest, *, hint: str) -> No
     """Refuse an empty list. It may come from a variable that is not set, so it removes nothing."""
     for name in _NEVER_EMPTY:
         if getattr(request, name, None) == ():
-            raise InvalidUsage(f"--{name} names nothing", hint=hint)
+            raise InvalidUsage(f"--{name} is empty", hint=hint)
 
 
 def _apply_changes(was: Agent, request: SetAgentRequest) -> Agent:
@@ -345,15 +352,8 @@ def _apply_changes(was: Agent, request: SetAgentRequest) -> Agent:
         raise InvalidUsage(f"{twice[0]} is set and cleared at once", hint="Leave one of them out.")
     fallback = () if "fallback" in clear else request.fallback or was.providers[1:]
     new = {
-        "home": request.home,
-        "role": request.role,
-        "model": request.model,
-        "system": request.system,
-        "followup": request.followup,
-        "on_lost": request.on_lost,
-        "on_limited": request.on_limited,
+        **{name: getattr(request, name) for name in _SAME_NAME},
         "wall_seconds": request.timeout,
-        "approvers": request.approvers,
         "policy": _apply_policy_changes(was.policy, request),
     }
     changes = {name: value for name, value in new.items() if value is not None}
@@ -402,16 +402,17 @@ async def _check_agent(context: OperationContext, agent: Agent) -> None:
     """Check everything before anything is written."""
     _check_texts(agent)
     if len(set(agent.providers)) < len(agent.providers):
-        raise InvalidUsage("a provider is named twice", hint="Name each provider once.")
-    abilities, *_ = [_require_abilities(context, provider) for provider in agent.providers]
+        raise InvalidUsage("a provider is listed twice", hint="Name each provider once.")
+    abilities, *_ = [require_provider(context, provider) for provider in agent.providers]
     if agent.policy.mode != "default" and "modes" not in abilities:
         raise AbilityMissing(agent.provider, "modes", asked="--mode")
     if agent.model is not None and "model" not in abilities:
         raise AbilityMissing(agent.provider, "model", asked="--model")
     for provider in agent.providers if agent.policy.budget != Budget() else ():
         # A fallback provider must obey the budget as well.
-        if "usage" not in _require_abilities(context, provider):
-            raise AbilityMissing(provider, "usage", asked="--budget")
+        if "usage" not in require_provider(context, provider):
+            why = "it reports no usage, so that a budget could not be enforced"
+            raise AbilityMissing(provider, "usage", asked="--budget", why=why)
     _check_rights(context, agent)
     await anyio.to_thread.run_sync(_check_files, context.home, agent)
 
@@ -422,7 +423,7 @@ def _check_texts(agent: Agent) -> None:
         text = getattr(agent, name)
         if text is not None and (not text or "\0" in text):
             raise InvalidUsage(
-                f"--{name}: expected a text, found {text[:80]!r}", hint="Leave it out."
+                f"--{name}: expected a text, found {quote(text)}", hint="Leave it out."
             )
     if not all(agent.approvers):
         raise InvalidUsage("--approvers: expected names, found ''", hint="Leave it out.")
@@ -439,13 +440,6 @@ def _check_rights(context: OperationContext, agent: Agent) -> None:
     for provider in agent.providers:
         found = context.enforce(provider, compute_rights(policy))
         require_enforced(provider, found, asked="--tier, --tools and --deny")
-
-
-def _require_abilities(context: OperationContext, provider: str) -> frozenset[Ability]:
-    found = context.abilities(provider)
-    if found is None:
-        raise InvalidUsage(f"no provider {provider!r}", hint="`steadyrun providers` lists them.")
-    return found
 
 
 def _check_files(home: Path, agent: Agent) -> None:

@@ -9,22 +9,26 @@ from steadyrun.errors import ChangeRefused, Conflict, InvalidUsage, NotAllowed
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Approval, ApprovalAnswer
 from steadyrun.model.ids import ApprovalId
-from steadyrun.operations.agents import switch_provider
+from steadyrun.operations.agents import build_switched
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import ApprovalDocument, ApprovalsDocument
 from steadyrun.operations.fields import arg, hidden
 from steadyrun.operations.lookup import find_agent, find_approval
 from steadyrun.operations.views import build_approval_documents
-from steadyrun.runtime.run.budget import extend_budget
-from steadyrun.store import Store
+from steadyrun.runtime.run.budget import compute_extensions, encode_extensions
+from steadyrun.store import AnswerEffects, Store
 
 _LIST = "`steadyrun approvals` lists them."
+# The author of an answer of a program that gives no other name.
+BY_PROGRAM = "library"
 
 ApprovalIdArg = Annotated[
     str,
     arg("the id of a request, its beginning or its end: see `steadyrun approvals`", metavar="ID"),
 ]
-AnsweredByArg = Annotated[str, hidden("the author of the answer")]
+AnsweredByArg = Annotated[
+    str | None, hidden("the author of the answer; over the socket, none but the caller")
+]
 
 
 class ListApprovalsRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +39,7 @@ class ListApprovalsRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 class ApproveRequest(Struct, frozen=True, forbid_unknown_fields=True):
     id: ApprovalIdArg
-    by: AnsweredByArg
+    by: AnsweredByArg = None
     always: Annotated[bool, arg("allow the same for the rest of the conversation")] = False
     provider: Annotated[
         str | None,
@@ -45,10 +49,10 @@ class ApproveRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 class DenyRequest(Struct, frozen=True, forbid_unknown_fields=True):
     id: ApprovalIdArg
-    by: AnsweredByArg
     reason: Annotated[
         str, arg("the reason, for the agent and the record", metavar="TEXT", flag="--reason")
     ]
+    by: AnsweredByArg = None
 
 
 async def list_approvals(
@@ -62,16 +66,17 @@ async def list_approvals(
 
 
 async def approve(context: OperationContext, request: ApproveRequest) -> ApprovalDocument:
-    now = context.clock.now()
-    answer = ApprovalAnswer(True, request.by, now, always=request.always, provider=request.provider)
-    return await _find_and_answer(context, request.id, answer)
+    by, now = _find_author(context, request.by), context.clock.now()
+    answer = ApprovalAnswer(True, by, now, always=request.always, provider=request.provider)
+    return await find_and_answer(context, request.id, answer)
 
 
 async def deny(context: OperationContext, request: DenyRequest) -> ApprovalDocument:
     if not request.reason.strip():
         raise InvalidUsage("the reason is empty", hint="Give a reason: the agent receives it.")
-    return await _find_and_answer(
-        context, request.id, ApprovalAnswer(False, request.by, context.clock.now(), request.reason)
+    by = _find_author(context, request.by)
+    return await find_and_answer(
+        context, request.id, ApprovalAnswer(False, by, context.clock.now(), request.reason)
     )
 
 
@@ -84,6 +89,15 @@ async def answer_approval(
     if approval.about == "budget":
         return await _answer_about_budget(context, agent, approval, answer)
     return await _store_answer(context.store, approval, answer)
+
+
+def _find_author(context: OperationContext, named: str | None) -> str:
+    """The caller, as the server knows it. Another name in the request is refused."""
+    if context.caller is None:
+        return named or BY_PROGRAM
+    if named not in {None, context.caller}:
+        raise NotAllowed(f"{context.caller} cannot answer as {named}", hint="Leave out `by`.")
+    return context.caller
 
 
 def _check_answer(agent: Agent, approval: Approval, answer: ApprovalAnswer) -> None:
@@ -101,33 +115,41 @@ def _check_answer(agent: Agent, approval: Approval, answer: ApprovalAnswer) -> N
 async def _answer_about_budget(
     context: OperationContext, agent: Agent, approval: Approval, answer: ApprovalAnswer
 ) -> Approval:
-    """Extend the budget, with another provider if one is named, or cancel the item.
-
-    Every step can be repeated: a caller that was killed in between calls it again.
-    """
+    """Extend the budget, with another provider if one is named, or cancel the item. The store
+    does it together with the answer, or not at all: of two answers only the first has an effect."""
     store = context.store
-    if answer.is_allowed and approval.status == "open":
+    if not answer.is_allowed:
+        item = (await store.run(approval.run)).item
+        return await _store_answer(store, approval, answer, AnswerEffects(cancels=item))
+    effects = AnswerEffects()
+    if approval.status == "open":
+        switched = agent
         if answer.provider is not None:
-            agent = await switch_provider(context, agent, answer.provider)
-        extended = await extend_budget(store, agent, context.budgets, context.clock.now())
-        answer = replace(answer, extended=extended)
-    answered = await _store_answer(store, approval, answer)
-    item = (await store.run(approval.run)).item
-    if not answer.is_allowed and item is not None:
-        await store.cancel(item, answer.reason)
-    return answered
+            switched = await build_switched(context, agent, answer.provider)
+        now = context.clock.now()
+        extended = await compute_extensions(store, switched, context.budgets, now)
+        answer = replace(answer, extended=tuple(extended.values()))
+        change = (switched, agent) if switched != agent else None
+        effects = AnswerEffects(encode_extensions(extended), change)
+    return await _store_answer(store, approval, answer, effects)
 
 
-async def _store_answer(store: Store, approval: Approval, answer: ApprovalAnswer) -> Approval:
+async def _store_answer(
+    store: Store, approval: Approval, answer: ApprovalAnswer, effects: AnswerEffects | None = None
+) -> Approval:
     try:
-        return await store.answer(approval.id, answer)
+        return await store.answer(approval.id, answer, effects)
     except ChangeRefused as error:
+        if (await store.approval(approval.id)).status == "open":
+            # The agent was changed at the same moment.
+            raise
         raise Conflict(await _explain_conflict(store, approval.id), hint=_LIST) from error
 
 
-async def _find_and_answer(
+async def find_and_answer(
     context: OperationContext, text: str, answer: ApprovalAnswer
 ) -> ApprovalDocument:
+    """Answer the request that `text` names: see `find_approval`."""
     approval = await find_approval(context.store, text)
     answered = await answer_approval(context, approval, answer)
     [document] = await build_approval_documents(context.store, [answered])

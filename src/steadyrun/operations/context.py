@@ -7,13 +7,15 @@ from typing import Literal, Protocol
 
 from steadyrun.dialect import Ability, EnforcedRights, Refused
 from steadyrun.lib.clock import Clock
+from steadyrun.model.agent import Agent
 from steadyrun.model.budget import BudgetRules
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.ids import AgentId, Ids, RunId
 from steadyrun.model.item import Message
 from steadyrun.model.policy import Rights
+from steadyrun.model.secret import Scrubber
 from steadyrun.operations.documents import DaemonDocument, PriceSource, StoppedDocument
-from steadyrun.store import Accepted, Store
+from steadyrun.store import Accepted, MaintainedStore
 
 # The state of the process of an agent. A process with background tasks is not closed.
 ProcessState = Literal["idle", "busy", "background"]
@@ -40,10 +42,10 @@ class DaemonView(Protocol):
     async def stop(self, drain_seconds: float | None, *, keep: bool) -> StoppedDocument:
         """Start no new runs, wait for current ones (None: the configured time), then stop them or,
         with `keep`, leave them to their keepers. The daemon ends after this returns. If the caller
-        disconnects and this call is cancelled, the daemon stops all the same."""
+        disconnects and this call is cancelled, the daemon still stops."""
 
     def follow(
-        self, *, agent: AgentId | None, run: RunId | None, after: int
+        self, *, agent: Agent | None, run: RunId | None, after: int
     ) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
         """Yield every event after the cursor, of an agent, of a run or of all: first the stored
         ones, then new ones, none twice. A slow reader misses live events only."""
@@ -53,7 +55,7 @@ class DaemonView(Protocol):
 class OperationContext:
     """The first argument of every operation. `daemon` is None outside of the daemon."""
 
-    store: Store
+    store: MaintainedStore
     clock: Clock
     ids: Ids
     home: Path
@@ -65,6 +67,10 @@ class OperationContext:
     budgets: BudgetRules = field(default_factory=BudgetRules)
     # The source of price estimates; None if it is not configured.
     prices: Callable[[], PriceSource] | None = None
+    # The user who calls, by what the kernel says (`caller.name_user`). None: a program of the
+    # home's owner that names the author of an answer itself.
+    caller: str | None = None
+    scrubber: Scrubber = field(default_factory=Scrubber)
 
     async def accept(self, message: Message) -> Accepted:
         return await (self.daemon or self.store).accept(message)

@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.budget import find_window_start
-from steadyrun.model.usage import UsageSum
+from steadyrun.model.quotation import quote
+from steadyrun.model.usage import UsageSum, add_up
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import CostDocument, CostRow
 from steadyrun.operations.fields import arg
@@ -38,8 +39,8 @@ async def show(context: OperationContext, request: CostRequest) -> CostDocument:
     since = None if request.since is None else parse_since(request.since, now, zone)
     if request.by == "day":
         since = find_window_start("day", since or now - timedelta(days=_DAYS - 1), zone)
-    found = await context.store.usage_by(request.by, agent=agent, since=since, zone=zone)
-    total = await context.store.usage(agent=agent, since=since)
+    found = await context.store.usage(request.by, agent=agent, since=since, zone=zone)
+    total = add_up(found.values())
     rows = tuple(_build_row(key or None, each) for key, each in sorted(found.items()))
     prices = context.prices() if context.prices else None
     return CostDocument(request.by, rows, _build_row(None, total), since, str(zone), prices)
@@ -56,7 +57,7 @@ def parse_since(text: str, now: datetime, zone: tzinfo) -> datetime:
     else:
         begin = _parse_date(text, zone)
     if begin is None or begin > now:
-        raise InvalidUsage(f"expected {_FORMS}; found {text[:40]!r}")
+        raise InvalidUsage(f"expected {_FORMS}; found {quote(text)}")
     return begin
 
 

@@ -1,12 +1,16 @@
 """Shows the status of the daemon and stops it. Both need the running daemon."""
 
+from itertools import starmap
 from typing import Annotated
 
+import anyio.to_thread
 from msgspec import Struct
 
+from steadyrun.drivers.aside_mark import list_set_aside
+from steadyrun.drivers.lineage import PROCESSES
 from steadyrun.errors import DaemonUnreachable
 from steadyrun.operations.context import DaemonView, OperationContext
-from steadyrun.operations.documents import StatusDocument, StoppedDocument
+from steadyrun.operations.documents import AsideDocument, StatusDocument, StoppedDocument
 from steadyrun.operations.fields import arg
 from steadyrun.operations.gates import build_gate_documents
 from steadyrun.operations.views import build_agent_documents
@@ -32,7 +36,10 @@ async def load_status(context: OperationContext, _: StatusRequest) -> StatusDocu
     daemon = require_daemon(context)
     agents = await context.store.agents()
     gates = await build_gate_documents(context, agents)
-    return StatusDocument(daemon.describe(), await build_agent_documents(context), gates)
+    documents = await build_agent_documents(context)
+    marks = await anyio.to_thread.run_sync(list_set_aside, context.home / PROCESSES)
+    aside = tuple(starmap(AsideDocument, marks))
+    return StatusDocument(daemon.describe(), documents, gates, aside)
 
 
 async def stop(context: OperationContext, request: StopDaemonRequest) -> StoppedDocument:

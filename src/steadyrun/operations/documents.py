@@ -10,6 +10,7 @@ from steadyrun.model.approval import ApprovalStatus
 from steadyrun.model.budget import Budget, BudgetExtension
 from steadyrun.model.event import ApprovalTopic, Diagnostic, ErrorFact
 from steadyrun.model.gate import GateState
+from steadyrun.model.health import HealthReading
 from steadyrun.model.item import SETTLED, Delivery, Followup, ItemKind, ItemStatus, OnLost
 from steadyrun.model.policy import Mode, Tier
 from steadyrun.model.run import TERMINAL, Metadata, RunStatus, StopReason
@@ -50,10 +51,10 @@ class AgentDocument(Struct, frozen=True, kw_only=True):
     state: AgentState
     # When the gate opens, if the state is `gated`.
     until: datetime | None
-    # Why the agent is paused, if a spent budget is the reason.
+    # Why the agent is paused, if a spent budget is the reason; why the gate is closed, if gated.
     reason: str | None
     budget: Budget
-    # Only the daemon can tell; null without one.
+    # Only the daemon has this; null without one.
     process: Literal["idle", "busy", "background"] | None
     item: str | None
     run: str | None
@@ -105,12 +106,15 @@ class ItemDocument(Struct, frozen=True, kw_only=True):
     kind: ItemKind
     followup: Followup
     attempt: int
-    # None unless the item is queued. `until` is when the gate opens.
+    # None unless the item is queued. `until` is when the gate opens, and `reason` why it is closed.
     waiting: Waiting | None
     until: datetime | None
+    reason: str | None = None
     error: ErrorFact | None
     retry_of: str | None
     files: tuple[str, ...]
+    # Whether text and reply were deleted because they are old.
+    text_pruned: bool = False
     created_at: datetime
     started_at: datetime | None
     settled_at: datetime | None
@@ -231,6 +235,8 @@ class LiveCount(Struct, frozen=True):
 
 
 class DaemonDocument(Struct, frozen=True):
+    """The daemon. `health` has what it measures of itself."""
+
     pid: int
     version: str
     home: str
@@ -238,12 +244,21 @@ class DaemonDocument(Struct, frozen=True):
     runs: LiveCount
     processes: LiveCount
     is_draining: bool
+    health: tuple[HealthReading, ...] = ()
+
+
+class AsideDocument(Struct, frozen=True):
+    """A process that was set aside, and why."""
+
+    process: str
+    reason: str
 
 
 class StatusDocument(Struct, frozen=True):
     daemon: DaemonDocument
     agents: tuple[AgentDocument, ...]
     gates: tuple[GateDocument, ...]
+    set_aside: tuple[AsideDocument, ...] = ()
 
 
 class StoppedDocument(Struct, frozen=True):
@@ -256,9 +271,11 @@ class StoppedDocument(Struct, frozen=True):
 
 
 class StreamStart(Struct, frozen=True):
-    """The cursor after which a stream of events begins."""
+    """The cursor after which a stream of events begins. Events up to the cursor `pruned_to` are
+    deleted: a caller with a lower cursor has missed some of them."""
 
     as_of: int
+    pruned_to: int = 0
 
 
 class RunDocument(Struct, frozen=True, kw_only=True):
@@ -279,6 +296,9 @@ class RunDocument(Struct, frozen=True, kw_only=True):
     diagnostic: Diagnostic | None
     events: int
     tools: int
+    # Whether the events, or the text, were deleted because they are old.
+    events_pruned: bool = False
+    text_pruned: bool = False
     metadata: Metadata
     created_at: datetime
     started_at: datetime | None

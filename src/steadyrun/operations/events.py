@@ -34,10 +34,13 @@ async def follow(context: OperationContext, request: FollowRequest) -> EventFeed
     daemon, store = require_daemon(context), context.store
     if request.agent is not None and request.run is not None:
         raise InvalidUsage("expected an agent or a run, found both", hint="Leave one of them out.")
-    agent = None if request.agent is None else (await store.agent(request.agent)).id
+    agent = None if request.agent is None else await store.agent(request.agent)
     run = None if request.run is None else (await find_run(store, request.run)).id
     after = request.after
     if after is None:
         newest = await store.events(limit=1, newest=True)
         after = newest[-1].cursor if newest else 0
-    return EventFeed(StreamStart(after), daemon.follow(agent=agent, run=run, after=after))
+    pruned_to = await store.pruned_to(agent.id if agent else None)
+    return EventFeed(
+        StreamStart(after, pruned_to), daemon.follow(agent=agent, run=run, after=after)
+    )

@@ -1,7 +1,7 @@
 """Describes how a field of a request is typed on the command line.
 
 A required field is a positional argument, any other field an option with its name. `kind` is needed
-where the type does not say enough: a `path` is made absolute by the command, `paths` can be
+where the type does not define it: a `path` is made absolute by the command, `paths` can be
 repeated, a `wait` is a duration that may be zero.
 """
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
+from steadyrun.dialect import Ability
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.agent import Agent
 from steadyrun.model.gate import LONGEST, Closed, Gate, Opened, find_account, is_present_account
@@ -61,8 +62,8 @@ async def close_gate(context: OperationContext, request: CloseGateRequest) -> Ga
                 found, hint="Without --for the gate stays closed until it is opened."
             )
         until = context.clock.now() + timedelta(seconds=request.duration)
-    news = Closed(until, request.reason or _BY_HAND)
-    gate = await context.store.update_gate(request.provider, news)
+    report = Closed(until, request.reason or _BY_HAND)
+    gate = await context.store.update_gate(request.provider, report)
     return GatesDocument((_build_document(context, gate),))
 
 
@@ -79,9 +80,12 @@ async def build_gate_documents(
     return tuple(_build_document(context, gate) for gate in gates)
 
 
-def require_provider(context: OperationContext, provider: str) -> None:
-    if context.abilities(provider) is None:
+def require_provider(context: OperationContext, provider: str) -> frozenset[Ability]:
+    """Return the abilities of a provider; `InvalidUsage` if there is no such provider."""
+    found = context.abilities(provider)
+    if found is None:
         raise InvalidUsage(f"no provider {provider!r}", hint="`steadyrun providers` lists them.")
+    return found
 
 
 def _build_document(context: OperationContext, gate: Gate) -> GateDocument:

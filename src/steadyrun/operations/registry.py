@@ -9,8 +9,9 @@ from steadyrun.operations import agents, approvals, costs, daemon, events, gates
 from steadyrun.operations import documents as doc
 from steadyrun.operations.context import OperationContext
 
-# The right that a caller needs: to read, to work with agents, or to configure them.
-OperationScope = Literal["read", "operator", "admin"]
+# The right that a caller needs: to read, to send messages, to work with agents, or to configure
+# them. A process of an agent has the first two.
+OperationScope = Literal["read", "message", "operator", "admin"]
 # Whether a repeated call has one effect only: by a key that is required, optional or not accepted.
 Idempotency = Literal["required", "accepted", "none"]
 # A "store" operation needs the store only. A "daemon" operation needs the running daemon.
@@ -79,7 +80,7 @@ OPERATIONS: tuple[Operation, ...] = (
         request=gates.CloseGateRequest, answer=doc.GatesDocument, do=gates.close_gate,
     ),
     Operation(
-        name="item.send", words=("send",), summary="send a message to an agent", scope="operator",
+        name="item.send", words=("send",), summary="send a message to an agent", scope="message",
         request=items.SendRequest, answer=doc.ItemDocument, do=items.send,
         idempotency="accepted",
     ),
@@ -99,7 +100,11 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="item.retry", words=("retry",), scope="operator",
         summary="send a settled message again",
-        request=items.ItemRequest, answer=doc.ItemDocument, do=items.retry,
+        request=items.RetryRequest, answer=doc.ItemDocument, do=items.retry,
+    ),
+    Operation(
+        name="items.retry", summary="send all failed messages again", scope="operator",
+        request=items.RetryFailedRequest, answer=doc.ItemsDocument, do=items.retry_failed,
     ),
     Operation(
         name="approval.list", words=("approvals",), scope="read",

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from steadyrun.errors import InvalidUsage, SteadyrunError
 from steadyrun.lib.atomic import write_file
+from steadyrun.lib.safe_paths import make_directory
 from steadyrun.model.ids import Ids
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.registry import BY_NAME, Operation
@@ -103,12 +104,12 @@ def _read(file: Path) -> SpooledCall:
 
 
 def _write(folder: Path, name: str, call: SpooledCall) -> Path:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(folder)
     write_file(folder / name, msgspec.json.encode(call))
     return folder / name
 
 
 def _set_aside(file: Path) -> None:
     aside = file.parent / BAD
-    aside.mkdir(mode=0o700, exist_ok=True)
+    make_directory(aside)
     file.rename(aside / file.name)

@@ -3,8 +3,11 @@
 A document has the facts of the store, together with the facts that only the daemon has.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
 
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
@@ -70,30 +73,19 @@ async def _build_agent_document(
     gate = find_awaited_gate(gates, agent.providers, now)
     state = _compute_state(context, lane, is_gated=gate is not None)
     return AgentDocument(
-        id=agent.id,
-        name=agent.name,
-        provider=agent.provider,
+        **_copy_fields(agent, AgentDocument),
+        **_copy_fields(agent.policy, AgentDocument),
         fallback=agent.providers[1:],
-        home=agent.home,
-        role=agent.role,
-        model=agent.model,
-        mode=agent.policy.mode,
-        tier=agent.policy.tier,
         tools=agent.policy.allowed_tools,
-        deny=agent.policy.deny,
-        followup=agent.followup,
-        on_lost=agent.on_lost,
-        on_limited=agent.on_limited,
-        approvers=agent.approvers,
-        origin=agent.origin,
         state=state,
         until=find_opening_time(gate, now) if gate and state == "gated" else None,
-        reason=await _find_pause_reason(context, lane),
-        budget=agent.policy.budget,
+        reason=gate.reason
+        if gate and state == "gated"
+        else await _find_pause_reason(context, lane),
         process=context.daemon.find_process_state(agent.id) if context.daemon else None,
         item=item.id if item else None,
         run=overview.run,
-        now=_summarize_text(item.text) if item else None,
+        now=_summarize_text(context.scrubber.clean(item.text)) if item else None,
         queued=lane.queued,
         resume_token=session.current.token if session and session.current else None,
         cost_today=build_cost_sum(overview.usage),
@@ -150,24 +142,14 @@ async def _build_item_document(
     if item.status == "queued":
         waiting = await _find_waiting(context, item, is_gated=gate is not None)
     return ItemDocument(
-        id=item.id,
+        **_copy_fields(item, ItemDocument, {"agent"}),
         agent=agent.name,
-        status=item.status,
-        delivery=item.delivery,
-        run=item.run,
-        text=item.text,
-        reply=item.reply,
-        kind=item.kind,
-        followup=item.followup,
-        attempt=item.attempt,
         waiting=waiting,
         until=find_opening_time(gate, now) if gate and waiting == "gate" else None,
-        error=item.error,
+        reason=gate.reason if gate and waiting == "gate" else None,
         retry_of=item.payload.retry_of,
         files=tuple(file.name for file in item.payload.files),
-        created_at=item.created_at,
-        started_at=item.started_at,
-        settled_at=item.settled_at,
+        text_pruned=item.payload.text_pruned,
     )
 
 
@@ -202,33 +184,29 @@ async def build_approval_documents(
 def _build_approval_document(approval: Approval, agent: str) -> ApprovalDocument:
     answer = approval.answer
     return ApprovalDocument(
-        id=approval.id,
+        **_copy_fields(approval, ApprovalDocument, {"agent"}),
         agent=agent,
-        run=approval.run,
-        status=approval.status,
-        tool_name=approval.tool_name,
-        tool_input=approval.tool_input,
-        tool_call_id=approval.tool_call_id,
-        offers_always=approval.offers_always,
-        asked_at=approval.asked_at,
         verdict=answer.verdict if answer else None,
         by=answer.by if answer else None,
         reason=answer.reason or None if answer else None,
         always=answer.always if answer else None,
         answered_at=answer.at if answer else None,
-        about=approval.about,
         provider=answer.provider if answer else None,
         extended=answer.extended if answer else (),
     )
 
 
 def build_run_document(run: Run, agent_name: str) -> RunDocument:
-    same = {
-        name: getattr(run, name)
-        for name in RunDocument.__struct_fields__
-        if name not in {"run", "agent"}
-    }
+    same = _copy_fields(run, RunDocument, {"agent"})
     return RunDocument(run=run.id, agent=agent_name, **same)
+
+
+def _copy_fields(
+    record: Struct, document: type[Struct], but: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the fields of a record that its document has under the same name, `but` for some."""
+    names = [name for name in document.__struct_fields__ if name not in but]
+    return {name: getattr(record, name) for name in names if hasattr(record, name)}
 
 
 def build_gate_document(gate: Gate, now: datetime, *, is_present: bool) -> GateDocument:

@@ -89,7 +89,7 @@ def _refuse(entry: "EntryPoint", reason: str) -> ConfigInvalid:
 def _load_entry_point(entry: "EntryPoint") -> type[Any]:
     try:
         found = entry.load()
-    # Whatever a foreign module does when it is imported, also an exit.
+    # The import of another package's module may raise any error, including SystemExit.
     except (Exception, SystemExit) as error:
         raise _report_broken(entry, f"{type(error).__name__}: {error}") from error
     missing = [name for name in _REQUIRED if not hasattr(found, name)]

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from steadyrun.dialect import (
     Ability,
+    CutOutput,
     DialectOutput,
     EnforcedRights,
     Launch,
@@ -29,17 +30,9 @@ from steadyrun.dialect import (
     Verdict,
 )
 from steadyrun.errors import CommandRefused, ConfigInvalid, InvalidUsage
-from steadyrun.lib.framing import Frame
-from steadyrun.model.event import (
-    Diagnostic,
-    ErrorFact,
-    Note,
-    OutputRaw,
-    TextFinal,
-    ToolCompleted,
-    ToolFailed,
-    ToolStarted,
-)
+from steadyrun.lib.framing import Frame, PartFrame
+from steadyrun.model import event as ev
+from steadyrun.model.event import Event
 from steadyrun.model.policy import TOOLS, Rights
 
 _SIGTERM = 15
@@ -49,9 +42,12 @@ _CALL, _TOOL = "1", "bash"
 # Prints its first argument, then executes the others.
 _ANNOUNCE = ("/bin/sh", "-c", 'printf "%s\\n" "$1"; shift; exec "$@"', "sh")
 _SHELL = ("/bin/sh", "-c")
-_ONLY_A_SHELL_KNOWS = frozenset({"|", "||", "&", "&&", ";", ">", ">>", "<", "<<", "2>", "2>&1"})
+_SHELL_OPERATORS = frozenset({"|", "||", "&", "&&", ";", ">", ">>", "<", "<<", "2>", "2>&1"})
 
-_HINTS = {126: "126 mostly says: not executable.", 127: "127 mostly says: not found."}
+_HINTS = {
+    126: "126 usually means that the file is not executable.",
+    127: "127 usually means that the command was not found.",
+}
 
 _Whole = Annotated[int, Meta(ge=0)]
 
@@ -106,6 +102,7 @@ class Shell:
     program: ClassVar[Program | None] = None
     abilities: frozenset[Ability] = frozenset({"modes"})
     has_background = False
+    takes_parts = True
     options_type: ClassVar[type[Struct]] = ShellOptions
     # The launch passes the only turn to the process.
     is_ready = True
@@ -171,20 +168,24 @@ class Shell:
         """End the turn by the exit code. The driver decides the end of a stopped command."""
         started = [] if self.state.is_started else self._start(None)
         if last.reason is not None:
-            return [*started, self._build_tool_failure(f"stopped: {last.reason}")]
-        if last.code in self._options.success_exit_codes:
-            return [*started, *self._build_completion()]
-        return [*started, *self._build_failure(last)]
+            ended: list[Event | TurnEnded] = [self._build_tool_failure(f"stopped: {last.reason}")]
+        elif last.code in self._options.success_exit_codes:
+            ended = self._build_completion()
+        else:
+            ended = self._build_failure(last)
+        return [*started, *(map(CutOutput, ended) if self.state.is_cut else ended)]
 
     def _start(self, command: str | None) -> list[DialectOutput]:
         self.state = replace(self.state, is_started=True, command=command)
-        return [ToolStarted(_CALL, _TOOL, self.state.tool_input)]
+        return [ev.ToolStarted(_CALL, _TOOL, self.state.tool_input)]
 
     def _on_output(self, frame: Frame) -> list[DialectOutput]:
-        left_out = max(0, frame.end - self.state.end - len(frame.raw) - 1)
+        line_break = b"" if isinstance(frame, PartFrame) else b"\n"
+        printed = frame.raw + line_break
+        skipped = max(0, frame.end - self.state.end - len(printed))
         self.state = replace(self.state, end=frame.end)
-        live = OutputRaw("stdout", frame.raw.decode(errors="replace") + "\n")
-        return [live, *self._keep_output(b"\n" * left_out + frame.raw + b"\n")]
+        live = ev.OutputRaw("stdout", printed.decode(errors="replace"))
+        return [live, *self._keep_output(b"\n" * skipped + printed)]
 
     def _keep_output(self, printed: bytes) -> list[DialectOutput]:
         cap = self._options.output_cap_bytes
@@ -194,23 +195,23 @@ class Shell:
         if self.state.is_cut or len(printed) <= room + 1:
             return []
         self.state = replace(self.state, is_cut=True)
-        return [Note(f"the output is cut at {cap} bytes; the journal has all of it")]
+        return [ev.Note(f"the output is cut at {cap} bytes; the journal has all of it")]
 
-    def _build_completion(self) -> list[DialectOutput]:
+    def _build_completion(self) -> list[Event | TurnEnded]:
         text = self.state.text
-        completed = ToolCompleted(_CALL, _TOOL, self.state.tool_input, text)
-        return [completed, TextFinal(text), TurnEnded("completed", text)]
+        completed = ev.ToolCompleted(_CALL, _TOOL, self.state.tool_input, text)
+        return [completed, ev.TextFinal(text), TurnEnded("completed", text)]
 
-    def _build_failure(self, last: ProcessExit) -> list[DialectOutput]:
+    def _build_failure(self, last: ProcessExit) -> list[Event | TurnEnded]:
         how = f"code {last.code}" if last.signal is None else f"signal {last.signal}"
         hint = _HINTS.get(last.code or 0, "")
-        error = ErrorFact("exit_nonzero", f"the command ended with {how}", hint)
-        diagnostic = Diagnostic(last.code, last.stderr)
+        error = ev.ErrorFact("exit_nonzero", f"the command ended with {how}", hint)
+        diagnostic = ev.Diagnostic(last.code, last.stderr)
         ended = TurnEnded("failed", self.state.text or None, error=error, diagnostic=diagnostic)
         return [self._build_tool_failure(how), ended]
 
-    def _build_tool_failure(self, error: str) -> ToolFailed:
-        return ToolFailed(_CALL, _TOOL, self.state.tool_input, self.state.text, error)
+    def _build_tool_failure(self, error: str) -> ev.ToolFailed:
+        return ev.ToolFailed(_CALL, _TOOL, self.state.tool_input, self.state.text, error)
 
 
 def _parse_announcement(raw: bytes) -> str | None:
@@ -233,7 +234,7 @@ def _refuse_lists(options: ShellOptions) -> None:
     if options.allowed is not None or options.denied is not None:
         raise ConfigInvalid(
             "providers.shell.options: a shell can run any command by another name, so"
-            " shell = true cannot be had with allowed or denied",
+            " shell = true cannot be combined with allowed or denied",
             file=None,
             hint="Remove shell = true, or both lists.",
         )
@@ -262,9 +263,9 @@ def _split_command(text: str) -> list[str]:
     if not words[0] or words[0].startswith("-"):
         raise InvalidUsage(f"expected a command to run, found {text!r}")
     for word in text.split():
-        if word in _ONLY_A_SHELL_KNOWS and word in words:
+        if word in _SHELL_OPERATORS and word in words:
             raise InvalidUsage(
-                f"{word!r} means something to a shell only, and there is none: {text!r}",
+                f"{word!r} works only in a shell, and this command runs without one: {text!r}",
                 hint="Quote it, or set shell = true in the options of the provider.",
             )
     return words

@@ -63,12 +63,12 @@ class Parrot:
     """The Dialect of an imaginary CLI."""
 
     name: ClassVar[str] = "parrot"
-    # The name and the tested versions of the CLI; None if it is part of steadyrun.
-    program: ClassVar[p.Program | None] = None
+    # The name, the tested versions and the installation of the CLI, for `providers` and `doctor`.
+    program: ClassVar[p.Program | None] = p.Program("parrot", install="pipx install parrot")
     # 3. The abilities. A request for another ability is refused before the process starts.
     abilities: frozenset[p.Ability] = frozenset({"resume", "multi_turn", "interrupt"})
     options_type: ClassVar[type[Struct]] = ParrotOptions
-    has_background = False
+    has_background = takes_parts = False
     wall_seconds: float | None = None
 
     def __init__(self, options: ParrotOptions | None = None) -> None:

@@ -1,1 +1,1 @@
-"""What makes a provider a lasting teammate: the path from a claim to a settled item."""
+"""Runs the items of agents: from the claim of an item to its settlement."""

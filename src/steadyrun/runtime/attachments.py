@@ -14,8 +14,7 @@ from typing import BinaryIO
 
 from steadyrun.errors import FileUnusable, InvalidUsage, StoreFailed, StoreFull, StoreUnusable
 from steadyrun.lib.atomic import sync_directory, write_file
-from steadyrun.lib.safe_files import open_regular
-from steadyrun.lib.safe_paths import escape_path
+from steadyrun.lib.safe_paths import escape_path, make_directory, open_regular
 from steadyrun.model.item import Attachment
 from steadyrun.model.media import MOST_IMAGES, detect_image_type
 
@@ -53,11 +52,13 @@ def find_files(files: Sequence[Attachment], home: Path) -> list[tuple[Attachment
 
 def _find_file(file: Attachment, home: Path) -> str:
     place = home / file.place
+    hint = f"Send it again: {place} is missing or has changed."
     try:
-        open_regular(place).close()
+        is_unchanged = _has_right_hash(place)
     except FileUnusable as error:
-        hint = f"Send it again: {place} is missing or has changed."
         raise FileUnusable(file.name, f"its copy {error.problem}", hint=hint) from error
+    if not is_unchanged:
+        raise FileUnusable(file.name, "its copy is damaged: its hash has changed", hint=hint)
     return str(place)
 
 
@@ -108,12 +109,28 @@ def _store_file(name: str, file: Path, stream: BinaryIO, home: Path) -> Attachme
 
 
 def _write(place: Path, content: bytes) -> None:
-    """Write the file atomically and durably."""
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if place.exists():
+    """Write the file atomically and durably. A damaged copy is replaced."""
+    make_directory(place.parent)
+    if is_whole(place):
         sync_directory(place.parent)
     else:
         write_file(place, content)
+
+
+def is_whole(place: Path) -> bool:
+    """Whether this is a copy whose content has the hash that is its name. A link is none."""
+    try:
+        return place.exists() and not place.is_symlink() and _has_right_hash(place)
+    except FileUnusable:
+        return False
+
+
+def _has_right_hash(place: Path) -> bool:
+    """Whether the content has the hash that is its name; `FileUnusable` if it cannot be read."""
+    # No copy is longer; what is longer has another hash anyway.
+    with open_regular(place) as stream:
+        content = stream.read(LARGEST_FILE_BYTES + 1)
+    return hashlib.sha256(content).hexdigest() == place.name
 
 
 def _to_store_error(error: OSError, path: Path) -> StoreFailed:

@@ -16,14 +16,14 @@ from steadyrun.model.secret import Scrubber
 from steadyrun.runtime.events.bus import EventBus
 from steadyrun.runtime.prompt.system import SystemPrompt, read_system_prompt
 from steadyrun.runtime.run.timeouts import Timeouts
-from steadyrun.store import Store
+from steadyrun.store import MaintainedStore
 
 
 @dataclass(frozen=True, slots=True)
 class Deps:
     """The dependencies of every worker in this process."""
 
-    store: Store
+    store: MaintainedStore
     launcher: Launcher
     clock: Clock
     ids: Ids

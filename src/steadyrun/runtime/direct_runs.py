@@ -1,40 +1,43 @@
 """Drives runs that belong to no lasting agent: each in a worker of its own, to its end."""
 
 import contextlib
-from collections.abc import Mapping
 from typing import assert_never
 
 import anyio
 from anyio.abc import TaskGroup
 
 from steadyrun.dialect import Turn
-from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, ProviderClosed
+from steadyrun.errors import (
+    ChangeRefused,
+    ConversationBusy,
+    JournalPoisoned,
+    KeeperGone,
+    LeaseLost,
+    ProviderClosed,
+)
 from steadyrun.model.agent import Agent
 from steadyrun.model.gate import find_closed_gate, find_opening_time
-from steadyrun.model.ids import ProcessId, RunId
+from steadyrun.model.ids import RunId
 from steadyrun.model.item import Claim, Item, Message
-from steadyrun.model.policy import compute_rights
 from steadyrun.model.run import Created, Orphaned, Run
 from steadyrun.runtime.agent.lane import (
-    ItemSettled,
     LaneFailed,
     LaneLeft,
+    ProcessLaunched,
     RateLimited,
     RunAttached,
     TurnStarted,
     WaitChanged,
     WorkerChange,
 )
-from steadyrun.runtime.agent.retries import NoRetries
-from steadyrun.runtime.agent.worker import AgentWorker, WorkerSetup
+from steadyrun.runtime.agent.worker import AgentWorker, WorkerSetup, set_aside
 from steadyrun.runtime.agent.workers import AgentWorkers
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.log import log_bug
-from steadyrun.runtime.prompt.builder import DirectTurns
-from steadyrun.runtime.recovery import AbandonedProcess, find_abandoned
-from steadyrun.runtime.run.active_run import WALL
-from steadyrun.runtime.run.options import RunRequest
-from steadyrun.store import AbandonedLane
+from steadyrun.runtime.prompt.builder import DirectTurns, build_created, with_wall
+from steadyrun.runtime.recovery import AbandonedProcesses, find_abandoned, find_process
+from steadyrun.runtime.run.options import RunOptions
+from steadyrun.store import PAGE, AbandonedLane
 
 
 class DirectRuns:
@@ -52,21 +55,25 @@ class DirectRuns:
         # for a store that cannot be written. A caller alone gets the error at once.
         self._is_in_daemon = workers is not None
         self._ended: dict[RunId, anyio.Event] = {}
+        # The runs that are being started. The event is set when another holder could continue.
+        self._starting: dict[RunId, anyio.Event] = {}
         if workers is None:
             tasks.start_soon(self._workers.serve)
 
-    async def start(self, agent: Agent, run: RunId, prompt: str, request: RunRequest) -> None:
-        """Accept a message for a new agent, claim its lane and run it: one step, or none."""
+    async def start(self, agent: Agent, run: RunId, prompt: str, options: RunOptions) -> None:
+        """Accept a message for a new agent, claim its lane and run it: one step, or none.
+
+        Returns when the process is launched or the run has ended. From then on the run is not lost
+        when this process ends: the next holder continues it.
+        """
         deps = self.deps
         await self._require_open(agent.provider)
-        wall = request.wall_seconds or deps.launcher.find_wall_seconds(agent.provider)
-        metadata = {**request.metadata, **({WALL: wall} if wall else {})}
+        await self._require_free(agent, options.get("resume"))
+        wall = options.get("timeout_seconds") or deps.launcher.find_wall_seconds(agent.provider)
+        metadata = with_wall(options.get("metadata", {}), wall)
 
         def create(agent: Agent, item: Item) -> Created:
-            tools, now = compute_rights(agent.policy).tools, deps.clock.now()
-            return Created(
-                run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata
-            )
+            return build_created(run, agent, item, deps.clock.now(), metadata)
 
         message = Message(agent.id, prompt, kind="call")
         try:
@@ -75,9 +82,13 @@ class DirectRuns:
             # The gate may have been closed in between.
             await self._require_open(agent.provider)
             raise
-        worker = self._make_worker(agent, request)
+        worker = self._make_worker(agent, options)
         worker.begin(started)
+        self._starting[run] = launched = anyio.Event()
         self._start_task(worker, run)
+        # The run is in the store: a caller that is cancelled now must not leave it without process.
+        with anyio.CancelScope(shield=True):
+            await launched.wait()
 
     async def adopt_all(self) -> list[RunId]:
         """Adopt every direct run whose holder is gone; the daemon adopts lasting agents."""
@@ -91,22 +102,18 @@ class DirectRuns:
         ]
 
     async def adopt(
-        self, lane: AbandonedLane, claim: Claim, processes: Mapping[ProcessId, AbandonedProcess]
+        self, lane: AbandonedLane, claim: Claim, processes: AbandonedProcesses
     ) -> RunId:
-        """Go on with a direct run whose holder is gone, in its process if that is among
-        `processes`."""
+        """Continue a direct run whose holder is gone, in its process if `processes` has it."""
         store, agent = self.deps.store, lane.agent
         run = lane.run or await self._create_missing_run(claim, agent)
-        process = lane.processes[-1] if lane.processes else None
-        found = processes.get(process.id) if process else None
+        found = await find_process(store, lane, processes)
         if found:
             worker = self._make_worker(agent, found.request.turn)
             worker.adopt(claim, run, found)
             self._workers.mark_probe(worker)
             self._start_task(worker, run.id)
         else:
-            if process:
-                await store.close_process(claim, process.id)
             await store.settle(claim, Orphaned(self.deps.clock.now()))
         return run.id
 
@@ -126,16 +133,30 @@ class DirectRuns:
         if gate:
             raise ProviderClosed(provider, until=find_opening_time(gate, now), reason=gate.reason)
 
+    async def _require_free(self, agent: Agent, token: str | None) -> None:
+        """Refuse a conversation that another process began and still works in. The keepers refuse
+        one that two processes resume."""
+        store, provider = self.deps.store, agent.provider
+        if token is None or not await store.sessions(provider=provider, token=token):
+            return
+        for owner in await store.agents():
+            is_owned = await store.sessions(owner.id, provider=provider, token=token)
+            if is_owned and (await store.lane(owner.id)).status in {"held", "warm"}:
+                raise ConversationBusy(token)
+        for run in await store.runs(limit=PAGE):
+            if run.resume_token == token and run.provider == provider and not run.is_terminal:
+                raise ConversationBusy(token)
+
     async def _create_missing_run(self, claim: Claim, agent: Agent) -> Run:
         """The holder was killed before it had created the run."""
         run = self.deps.ids.make_run()
-        turns = DirectTurns(self.deps, RunRequest())
+        turns = DirectTurns(self.deps, {})
         created = await turns.create_run(run, agent, claim.item)
         return await self.deps.store.change(claim, run, created)
 
-    def _make_worker(self, agent: Agent, asked: RunRequest | Turn) -> AgentWorker:
-        turns, retries = DirectTurns(self.deps, asked), NoRetries(is_patient=self._is_in_daemon)
-        setup = WorkerSetup(turns, retries, pool=None)
+    def _make_worker(self, agent: Agent, asked: RunOptions | Turn) -> AgentWorker:
+        turns, waits_for_store = DirectTurns(self.deps, asked), self._is_in_daemon
+        setup = WorkerSetup(turns, None, waits_for_store=waits_for_store)
         return AgentWorker(self.deps, agent, self._tasks, setup, self.handle_change)
 
     def handle_change(self, worker: AgentWorker, change: WorkerChange) -> None:
@@ -144,11 +165,14 @@ class DirectRuns:
         match change:
             case RunAttached():
                 self._workers.recheck_requests(worker.agent.id)
+            case ProcessLaunched():
+                if worker.run:
+                    self._end_start(worker.run.id)
             case LaneLeft():
                 self._workers.remove(worker)
             case LaneFailed(error):
                 raise error
-            case WaitChanged() | TurnStarted() | RateLimited() | ItemSettled():
+            case WaitChanged() | TurnStarted() | RateLimited():
                 pass
             case _:
                 assert_never(change)
@@ -160,9 +184,12 @@ class DirectRuns:
 
     async def _work(self, worker: AgentWorker, run: RunId) -> None:
         try:
-            # Another holder has the claim, or will find out what became of the process.
+            # Another holder has the claim, or will read the outcome of the process.
             with contextlib.suppress(LeaseLost, KeeperGone):
-                await worker.work()
+                try:
+                    await worker.work()
+                except JournalPoisoned as error:
+                    await set_aside(worker, error)
         except Exception as error:
             if not self._is_in_daemon:
                 raise
@@ -170,3 +197,9 @@ class DirectRuns:
         finally:
             self._workers.remove(worker)
             self._ended[run].set()
+            self._end_start(run)
+
+    def _end_start(self, run: RunId) -> None:
+        launched = self._starting.pop(run, None)
+        if launched:
+            launched.set()

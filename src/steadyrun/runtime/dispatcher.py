@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -13,32 +12,31 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
-from steadyrun.errors import HolderGone, LeaseLost, SteadyrunError, StoreFailed
+from steadyrun.errors import HolderGone, JournalPoisoned, LeaseLost, SteadyrunError, StoreFailed
 from steadyrun.lib.notifier import FALLBACK_POLL_SECONDS, Hint, Waiter
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact, Event
 from steadyrun.model.gate import find_closed_gate, find_next_change
-from steadyrun.model.ids import AgentId, ProcessId, RunId
+from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.run import Created, Finished, Run
 from steadyrun.runtime.agent.lane import (
-    ItemSettled,
     LaneFailed,
     LaneLeft,
+    ProcessLaunched,
     RateLimited,
     RunAttached,
     TurnStarted,
     WaitChanged,
     WorkerChange,
 )
-from steadyrun.runtime.agent.retries import LastingRetries
-from steadyrun.runtime.agent.worker import AgentWorker, WorkerSetup
+from steadyrun.runtime.agent.worker import AgentWorker, WorkerSetup, set_aside
 from steadyrun.runtime.agent.workers import AgentWorkers
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.log import log_bug, log_event
 from steadyrun.runtime.process_pool import ProcessPool
 from steadyrun.runtime.prompt.builder import TurnBuilder
-from steadyrun.runtime.recovery import AbandonedProcess, find_process
+from steadyrun.runtime.recovery import AbandonedProcesses, find_process
 from steadyrun.runtime.run.retry import carry_over
 from steadyrun.runtime.slots import Slots
 from steadyrun.store import AbandonedLane, Accepted, Start, Started
@@ -83,6 +81,8 @@ class Dispatcher:
 
     The daemon owns it. It claims items (`serve`, `accept`), adopts lanes (`adopt`), starts a task
     for each run, and ends them all (`drain`, `stop_all`). Workers report to `handle_change`.
+    Invariants: one claim at a time; each run has a slot from its start until its task ends; nothing
+    is claimed while the pool is draining.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Dispatcher:
         self._deps, self._store = deps, deps.store
         self._tasks, self._workers, self._pool = tasks, workers, pool
         self._turns = TurnBuilder(deps, key)
-        self._setup = WorkerSetup(self._turns, LastingRetries(), pool)
+        self._setup = WorkerSetup(self._turns, pool)
         self._gates = GateTimer(deps)
         self._waiter: Waiter | None = None
         # One claim at a time: the number of free slots is right again when its runs have theirs.
@@ -171,14 +171,15 @@ class Dispatcher:
     async def adopt(
         self,
         lane: AbandonedLane,
-        processes: Mapping[ProcessId, AbandonedProcess],
+        processes: AbandonedProcesses,
         credit: timedelta,
     ) -> None:
-        """Go on with the lane of a lasting agent whose holder is gone, and with its process if that
+        """Continue the lane of a lasting agent whose holder is gone, and use its process if that
         is among `processes`. `credit` is time that does not count for the run."""
         agent, lease = lane.agent, lane.lease
         log_event("lane.reaped", agent=agent.name, fence=lease.fence)
         process = await find_process(self._store, lane, processes)
+        self._notes[agent.id] += processes.list_notes(lane)
         if isinstance(lease, Claim):
             run = lane.run or await self._create_missing_run(lease, agent)
             worker = self._make_worker(agent.with_provider(run.provider))
@@ -238,11 +239,14 @@ class Dispatcher:
             self.wake()
 
     async def _give_up(self, worker: AgentWorker, error: Exception) -> None:
-        """End the run and its process, so that the agent can go on."""
-        log_bug(error, agent=worker.agent.name)
-        code = error.code if isinstance(error, SteadyrunError) else "internal"
-        reason = ErrorFact(code, "steadyrun itself has failed")
+        """End the run and its process, so that the next item of the agent can run."""
         try:
+            if isinstance(error, JournalPoisoned):
+                await set_aside(worker, error)
+                return
+            log_bug(error, agent=worker.agent.name)
+            code = error.code if isinstance(error, SteadyrunError) else "internal"
+            reason = ErrorFact(code, "steadyrun itself has failed")
             await worker.give_up(Finished(self._deps.clock.now(), "failed", error=reason))
         except Exception as failed:  # noqa: BLE001 (one agent's failure must not stop the others)
             log_bug(failed, agent=worker.agent.name)
@@ -261,8 +265,8 @@ class Dispatcher:
                 self._handle_unprompted(worker, was_held)
             case RateLimited():
                 self._gates.reset()
-            case ItemSettled(item):
-                log_event("item.settled", agent=agent.name, item=item.id, status=item.status)
+            case ProcessLaunched():
+                pass
             case LaneLeft():
                 self._workers.remove(worker)
                 self._notes[agent.id] += worker.lane.outage.take_notes()

@@ -16,20 +16,19 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from steadyrun.lib.clock import Clock
-from steadyrun.model.gate import find_closed_gate, find_opening_time
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import Store
 
 LogEventName = Literal[
-    "daemon.started", "daemon.draining", "daemon.stopped",
+    "daemon.started", "daemon.relocked", "daemon.draining", "daemon.stopped",
     "agent.synced", "letters.drained", "downtime.credited",
     "lane.reaped", "lease.lost",
-    "process.launched", "process.adopted", "process.evicted", "process.closed",
+    "process.launched", "process.adopted", "process.evicted", "process.killed",
+    "process.closed", "process.set_aside",
     "processes.cleared",
     "run.started", "run.ended", "run.retried",
     "item.settled",
-    "gate.closed", "store.failed",
+    "launch.failed", "gate.closed", "store.failed", "store.pruned",
+    "health.breached", "health.recovered",
     "telemetry.failed", "telemetry.dropped",
     "bug",
 ]  # fmt: skip
@@ -49,6 +48,9 @@ LOG_EVENTS: tuple[LogEventKind, ...] = (
         "daemon.started",
         "info",
         "the daemon has its lock and its store, and takes over what an earlier daemon left",
+    ),
+    LogEventKind(
+        "daemon.relocked", "warning", "the lock file of the daemon was deleted, and is there again"
     ),
     LogEventKind("daemon.draining", "info", "no new run starts; active runs may end"),
     LogEventKind("daemon.stopped", "info", "the daemon has ended; this is its last line"),
@@ -70,18 +72,41 @@ LOG_EVENTS: tuple[LogEventKind, ...] = (
     LogEventKind("process.launched", "info", "a CLI was started"),
     LogEventKind("process.adopted", "info", "a CLI that an earlier daemon started was taken over"),
     LogEventKind("process.evicted", "info", "an idle CLI is closed to make room for another"),
+    LogEventKind(
+        "process.killed",
+        "warning",
+        "the keeper of a CLI that has to end did not answer: it was killed, and all of the CLI",
+    ),
     LogEventKind("process.closed", "info", "a CLI has ended, with all processes it started"),
+    LogEventKind(
+        "process.set_aside",
+        "warning",
+        "a CLI was ended and is not read any more: it has ended its readers, taken all memory, or"
+        " done more than the restored store has",
+    ),
     LogEventKind("processes.cleared", "info", "files of CLIs that ended long ago are deleted"),
     LogEventKind("run.started", "info", "the run of an item starts"),
     LogEventKind("run.ended", "info", "a run ended, with its status"),
     LogEventKind("run.retried", "warning", "the item of a run is tried again, with the reason"),
     LogEventKind("item.settled", "info", "an item is finished, or queued again"),
     LogEventKind(
+        "launch.failed",
+        "warning",
+        "the provider of a run could not be started on this machine; the item waits for that",
+    ),
+    LogEventKind(
         "gate.closed", "warning", "a provider's gate is closed, with the time of its opening"
     ),
     LogEventKind(
         "store.failed", "error", "the store could not be written; the write is tried again"
     ),
+    LogEventKind("store.pruned", "info", "old events and texts are deleted, as configured"),
+    LogEventKind(
+        "health.breached",
+        "warning",
+        "a measure of the daemon is above its limit; see `[watch]` in the configuration",
+    ),
+    LogEventKind("health.recovered", "info", "the measure is below its limit again"),
     LogEventKind(
         "telemetry.failed",
         "warning",
@@ -111,15 +136,6 @@ def log_event(name: LogEventName, /, **fields: LogField) -> None:
 def log_bug(error: BaseException, /, **fields: LogField) -> None:
     """Log an unexpected error: its type and its place in the code, not its message."""
     log_event("bug", error=type(error).__name__, where=_locate_error(error), **fields)
-
-
-async def log_closed_gate(store: Store, clock: Clock, provider: str) -> None:
-    """Log the time until which the gate of a provider is closed, if it is."""
-    now = clock.now()
-    gate = find_closed_gate(await store.gates(), provider, now)
-    if gate:
-        until = find_opening_time(gate, now)
-        log_event("gate.closed", provider=provider, until=until.isoformat() if until else None)
 
 
 @contextmanager
@@ -160,7 +176,8 @@ class JsonLogFormatter(logging.Formatter):
 
     def build_document(self, record: logging.LogRecord) -> dict[str, Any]:
         name, fields = _read_record(record)
-        limited = {key: self._scrubber.clean(_limit_field(value)) for key, value in fields.items()}
+        # Cut last: a part of a secret would not be found.
+        limited = {key: _limit_field(self._scrubber.clean(value)) for key, value in fields.items()}
         cut = [key for key, value in fields.items() if key in _RESERVED or limited[key] != value]
         return {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),

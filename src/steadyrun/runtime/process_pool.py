@@ -34,8 +34,8 @@ class Capacity(Struct, frozen=True):
 class ProcessPool:
     """The process slots of all workers in this daemon.
 
-    Workers ask it before they launch a process (`make_room`) and before they keep one (`keeps`).
-    The dispatcher runs `serve` and closes idle processes at the end.
+    Workers call `make_room` before they launch a process and `may_keep` before they keep one. The
+    dispatcher runs `serve` and closes idle processes at the end.
     """
 
     def __init__(self, capacity: Capacity, clock: Clock) -> None:
@@ -71,13 +71,13 @@ class ProcessPool:
 
     def may_keep(self, slot: ProcessSlot) -> bool:
         """Whether the process may wait for the next item."""
-        live = slot.live
-        if live is None or self.is_draining or "multi_turn" not in live.connection.abilities:
+        process = slot.process
+        if process is None or self.is_draining or "multi_turn" not in process.connection.abilities:
             return False
-        if live.has_background:
+        if process.has_background:
             # Closing it would end its background tasks.
             return True
-        is_small = live.recorder.offset < self.capacity.journal_bytes
+        is_small = process.recorder.offset < self.capacity.journal_bytes
         return is_small and self._count_others(slot) < self.capacity.processes
 
     async def close(self, slot: ProcessSlot) -> None:
@@ -103,5 +103,5 @@ class ProcessPool:
 
     def _find_closable(self) -> Iterator[ProcessSlot]:
         for slot in self._slots:
-            if slot.live and slot.is_idle and not slot.live.has_background:
+            if slot.process and slot.is_idle and not slot.process.has_background:
                 yield slot

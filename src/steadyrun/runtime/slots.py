@@ -1,4 +1,4 @@
-"""Counts runs: so many at once, and so many of one provider. Pure."""
+"""Counts the runs in progress and compares them with the limits. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from steadyrun.model.ids import AgentId
 class Slots:
     """Which agents have a slot, and which of them wait for a person.
 
-    The numbers only say whether a run may start: one that goes on anyway (adopted, begun by its
-    provider, answered by a person) is counted beyond them. Each method may be called twice.
+    The limits only decide whether a run may start. A run that continues anyway (adopted, begun by
+    its provider, or answered by a user) may exceed them. Each method may be called twice.
     """
 
     def __init__(self, most: int, per_provider: Mapping[str, int]) -> None:
@@ -39,8 +39,8 @@ class Slots:
         self._provider_of.setdefault(agent, provider)
 
     def set_waiting(self, agent: AgentId, for_person: bool) -> None:
-        """A run that waits for a person does not count: another one may run in its slot. It goes on
-        also without a free slot, as its provider does not ask for one."""
+        """A run that waits for a person does not count: another one may run in its slot. It
+        continues also without a free slot, as its provider needs none."""
         if not for_person:
             self._suspended.discard(agent)
         elif agent in self._provider_of:

@@ -1,4 +1,5 @@
-"""Decides what a verb of the store may do and what becomes of its rows; every engine asks here.
+"""Decides what a verb of the store may do and what becomes of its rows; every engine calls these
+functions.
 
 The functions are pure. An engine loads rows, asks the rules and saves what they return. A rule that
 starts with `require` raises the error that the caller of the verb gets. What works on many rows at
@@ -7,6 +8,7 @@ once, such as claiming, paging and adding up, is written by each engine in its o
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -29,6 +31,15 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import TERMINAL, Created, Run, RunStatus
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.store import Accepted, Lane
+
+T = TypeVar("T")
+
+
+def require_found(row: T | None, kind: str, name: str) -> T:
+    if row is None:
+        raise NotFound(kind, name)
+    return row
+
 
 # -- agents
 
@@ -92,9 +103,9 @@ def require_running(item: Item, claim: Claim, verb: str) -> Item:
     return item
 
 
-def require_offer(item: Item, claim: Claim) -> Item:
-    """A follow-up that is offered to the run of the claim."""
-    if (item.agent, item.status, item.delivery) != (claim.agent, "running", "offered"):
+def require_offer(item: Item, lease: Lease) -> Item:
+    """A follow-up that is offered to the run in the lane."""
+    if (item.agent, item.status, item.delivery) != (lease.agent, "running", "offered"):
         raise ChangeRefused("follow-up", found=f"{item.id} is {item.status}, {item.delivery}")
     return item
 

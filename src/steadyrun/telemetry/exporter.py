@@ -4,8 +4,7 @@ No run waits for the export, so a collector that is slow, unreachable or refuses
 on runs. The position up to which the record is exported is stored, too.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import anyio
 import anyio.to_thread
@@ -33,12 +32,9 @@ _GATHER_SECONDS = 0.5
 _PAGE = 500
 
 
-class Collector(Protocol):
-    """The receiver of spans."""
-
-    def send(self, spans: Sequence[SpanData]) -> bool:
-        """Send spans and return whether they were accepted. It is called in a thread, never twice
-        at once, and may take seconds."""
+# Sends spans to a collector and returns whether they were accepted. It is called in a thread, never
+# twice at once, and may take seconds.
+SendSpans = Callable[[Sequence[SpanData]], bool]
 
 
 class Exporter:
@@ -47,14 +43,14 @@ class Exporter:
     def __init__(
         self,
         store: Store,
-        collector: Collector,
+        send: SendSpans,
         scrubber: Scrubber,
         *,
         content: bool = False,
         kinds: Mapping[str, str] | None = None,
         waits: Sequence[float] = WAITS,
     ) -> None:
-        self._store, self._collector, self._scrubber = store, collector, scrubber
+        self._store, self._send_spans, self._scrubber = store, send, scrubber
         self._content, self._waits = content, waits
         self._spans = SpanBuilder(content=content, kinds=kinds)
         self._ready: list[SpanData] = []
@@ -161,8 +157,8 @@ class Exporter:
     async def _send(self, batch: list[SpanData]) -> bool:
         for tries, wait in enumerate((*self._waits, 0.0)):
             # The thread is abandoned if the export ends: the collector has its own timeout.
-            send = anyio.to_thread.run_sync
-            if await send(self._collector.send, batch, abandon_on_cancel=True):
+            in_thread = anyio.to_thread.run_sync
+            if await in_thread(self._send_spans, batch, abandon_on_cancel=True):
                 return True
             if not tries:
                 log_event("telemetry.failed", spans=len(batch))

@@ -1,16 +1,22 @@
-"""Sends spans to an OpenTelemetry collector by OTLP over HTTP.
+"""Sends spans and metrics to an OpenTelemetry collector by OTLP over HTTP.
 
 Only this module imports the packages of the extra `otel`, and only if an endpoint is set.
 """
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import anyio
+import anyio.to_thread
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
@@ -26,6 +32,7 @@ from opentelemetry.trace import (
 )
 
 from steadyrun.lib.task_group import task_group
+from steadyrun.model.health import HealthMeasure, HealthReading
 from steadyrun.model.secret import Secret
 from steadyrun.runtime.deps import Deps
 from steadyrun.telemetry.exporter import Exporter
@@ -36,6 +43,15 @@ SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
 # The longest value of an attribute, in characters; more is cut off.
 LONGEST_TEXT = 32_768
 _PATH = "/v1/traces"
+_METRICS_PATH = "/v1/metrics"
+_METRICS_SECONDS = 60.0
+# The name, the unit and the description of each measure.
+_GAUGES: dict[HealthMeasure, tuple[str, str, str]] = {
+    "loop_seconds": ("steadyrun.daemon.loop_delay", "s", "Delay of the event loop"),
+    "commit_seconds": ("steadyrun.daemon.commit_time", "s", "Longest commit of the store"),
+    "queue_seconds": ("steadyrun.daemon.queue_age", "s", "Age of the oldest item that could run"),
+    "memory_bytes": ("steadyrun.daemon.memory", "By", "Resident memory"),
+}
 _SEND_SECONDS = 5.0
 # How long the end of the daemon waits for the collector.
 _LAST_SECONDS = 2.0
@@ -54,7 +70,7 @@ async def export_spans(
 ) -> AsyncIterator[None]:
     """Export spans until the block ends, and then the remaining ones within a short time."""
     collector = OtlpCollector(endpoint, headers)
-    exporter = Exporter(deps.store, collector, deps.scrubber, content=content, kinds=kinds)
+    exporter = Exporter(deps.store, collector.send, deps.scrubber, content=content, kinds=kinds)
     await exporter.begin()
     try:
         async with task_group() as tasks:
@@ -66,8 +82,37 @@ async def export_spans(
         collector.close()
 
 
+@asynccontextmanager
+async def export_metrics(
+    endpoint: str, headers: Mapping[str, Secret], read: Callable[[], Sequence[HealthReading]]
+) -> AsyncIterator[None]:
+    """Export what the daemon measures of itself, once a minute and at the end of the block. The
+    values are read in a thread of the exporter."""
+    exporter = OTLPMetricExporter(
+        endpoint=build_address(endpoint, _METRICS_PATH),
+        headers=_reveal(headers),
+        timeout=_SEND_SECONDS,
+    )
+    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=_METRICS_SECONDS * 1000)
+    provider = MeterProvider([reader], resource=_build_resource(), shutdown_on_exit=False)
+    meter = provider.get_meter("steadyrun", __version__)
+
+    def read_measure(measure: HealthMeasure, _: CallbackOptions) -> list[Observation]:
+        return [Observation(each.value) for each in read() if each.measure == measure]
+
+    for measure, (name, unit, description) in _GAUGES.items():
+        callbacks = [partial(read_measure, measure)]
+        meter.create_observable_gauge(name, callbacks, unit=unit, description=description)
+    try:
+        yield
+    finally:
+        shutdown = partial(provider.shutdown, timeout_millis=_LAST_SECONDS * 1000)
+        with anyio.move_on_after(_LAST_SECONDS, shield=True):
+            await anyio.to_thread.run_sync(shutdown, abandon_on_cancel=True)
+
+
 class OtlpCollector:
-    """A `Collector` with a tracer provider of its own, apart from that of the program."""
+    """Sends spans with a tracer provider of its own, apart from that of the program."""
 
     def __init__(self, endpoint: str, headers: Mapping[str, Secret]) -> None:
         # Log records of the packages are dropped; `send` returns whether it failed.
@@ -75,7 +120,7 @@ class OtlpCollector:
         self._ids, self._ended = _GivenIds(), _EndedSpans()
         provider = TracerProvider(
             sampler=ALWAYS_ON,
-            resource=Resource.create({"service.name": "steadyrun", "service.version": __version__}),
+            resource=_build_resource(),
             shutdown_on_exit=False,
             id_generator=self._ids,
             span_limits=SpanLimits(max_span_attribute_length=LONGEST_TEXT),
@@ -84,7 +129,7 @@ class OtlpCollector:
         self._tracer = provider.get_tracer("steadyrun", __version__, schema_url=SCHEMA)
         self._exporter = OTLPSpanExporter(
             endpoint=build_address(endpoint),
-            headers={name: value.reveal() for name, value in headers.items()},
+            headers=_reveal(headers),
             timeout=_SEND_SECONDS,
         )
 
@@ -136,10 +181,17 @@ class _EndedSpans(SpanProcessor):
         return taken
 
 
-def build_address(endpoint: str) -> str:
-    """Build the address of traces at an endpoint."""
-    base = endpoint.rstrip("/")
-    return base if base.endswith(_PATH) else base + _PATH
+def build_address(endpoint: str, path: str = _PATH) -> str:
+    """Build the address of traces, or of another path, at an endpoint or its address of traces."""
+    return endpoint.rstrip("/").removesuffix(_PATH) + path
+
+
+def _build_resource() -> Resource:
+    return Resource.create({"service.name": "steadyrun", "service.version": __version__})
+
+
+def _reveal(headers: Mapping[str, Secret]) -> dict[str, str]:
+    return {name: value.reveal() for name, value in headers.items()}
 
 
 def _build_context(span: SpanData) -> Context:

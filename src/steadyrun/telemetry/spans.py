@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -16,7 +16,7 @@ from msgspec import Struct
 from steadyrun.model import event as ev
 from steadyrun.model.event import RunEnded, StoredEvent
 from steadyrun.model.ids import RunId
-from steadyrun.model.usage import Cost, Usage
+from steadyrun.model.usage import Usage
 
 Attribute = str | int | float | bool
 Attributes = dict[str, Attribute]
@@ -88,16 +88,10 @@ class SpanBuilder:
                 run.tools[call] = seen
             case ev.ToolCompleted(call) | ev.ToolFailed(call):
                 return [self._build_tool_span(run, run.tools.pop(call, seen), seen)]
-            case (
-                ev.RunCompleted()
-                | ev.RunFailed()
-                | ev.RunCancelled()
-                | ev.RunTimedOut()
-                | ev.RunRateLimited()
-            ):
+            case ended if isinstance(ended, get_args(RunEnded)):
                 del self._runs[seen.run]
                 left = [self._build_tool_span(run, tool, seen) for tool in run.tools.values()]
-                return [*left, self._build_run_span(run, seen, seen.event)]
+                return [*left, self._build_run_span(run, seen, ended)]
             case _:
                 pass
         return []
@@ -110,7 +104,8 @@ class SpanBuilder:
             "gen_ai.request.model": run.requested,
             "gen_ai.response.model": run.model,
             **_to_usage_attributes(ended.usage),
-            **_to_cost_attributes(ended.cost),
+            "steadyrun.cost.usd": ended.cost.usd,
+            "steadyrun.cost.kind": ended.cost.kind,
             ITEM: run.item,
             "steadyrun.status": ended.status,
             "error.type": _find_run_error(ended) if is_error else None,
@@ -171,8 +166,8 @@ class SpanBuilder:
 
 def encode_message(role: str, text: str, **more: str) -> str:
     """Encode a message of one side in the form of the conventions."""
-    said = {"role": role, "parts": [{"type": "text", "content": text}], **more}
-    return msgspec.json.encode([said]).decode()
+    message = {"role": role, "parts": [{"type": "text", "content": text}], **more}
+    return msgspec.json.encode([message]).decode()
 
 
 def _open_run(seen: StoredEvent) -> _OpenRun:
@@ -192,10 +187,6 @@ def _to_usage_attributes(usage: Usage) -> dict[str, int | None]:
         "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
         "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
     }
-
-
-def _to_cost_attributes(cost: Cost) -> dict[str, Attribute | None]:
-    return {"steadyrun.cost.usd": cost.usd, "steadyrun.cost.kind": cost.kind}
 
 
 def _find_run_error(ended: RunEnded) -> str:

@@ -42,7 +42,7 @@ def env(provider: str = "claude", **entries: str) -> str:
         "base_url", "env_key", "http-headers", "model_provider",
     ],
 )  # fmt: skip
-def test_a_name_says_that_it_is_about_an_account(name: str) -> None:
+def test_account_setting_is_recognized_by_its_name(name: str) -> None:
     assert is_account_setting(name)
 
 
@@ -54,11 +54,11 @@ def test_a_name_says_that_it_is_about_an_account(name: str) -> None:
         "effort", "add_dirs", "autoCompactWindow",
     ],
 )  # fmt: skip
-def test_a_name_says_nothing_about_an_account(name: str) -> None:
+def test_other_setting_is_not_an_account_setting(name: str) -> None:
     assert not is_account_setting(name)
 
 
-def test_who_is_given_nothing_has_the_login_of_the_machine(tmp_path: Path) -> None:
+def test_provider_without_credentials_has_no_account(tmp_path: Path) -> None:
     for text in ("", env(EDITOR="vi"), env(ANTHROPIC_API_KEY=""), "[providers.claude]\nruns = 2"):
         assert compute_accounts(configured(tmp_path, text)) == {}
     assert account(tmp_path, env(ANTHROPIC_API_KEY="${EMPTY}"), EMPTY="") == ""
@@ -66,7 +66,7 @@ def test_who_is_given_nothing_has_the_login_of_the_machine(tmp_path: Path) -> No
     assert not (tmp_path / "seal").exists()
 
 
-def test_an_account_is_its_credentials_and_where_it_is(tmp_path: Path) -> None:
+def test_account_depends_on_credentials_and_address(tmp_path: Path) -> None:
     url, at = "https://a.example", "https://b.example"
     found = [
         account(tmp_path, text)
@@ -85,7 +85,7 @@ def test_an_account_is_its_credentials_and_where_it_is(tmp_path: Path) -> None:
     assert all(len(each) == 12 and int(each, 16) >= 0 for each in found)
 
 
-def test_what_is_unrelated_makes_no_other_account(tmp_path: Path) -> None:
+def test_unrelated_settings_do_not_change_the_account(tmp_path: Path) -> None:
     plain = account(tmp_path, env(ANTHROPIC_API_KEY=KEY, ANTHROPIC_BASE_URL="https://a"))
 
     more = env(EDITOR="vi", ANTHROPIC_BASE_URL="https://a", ANTHROPIC_API_KEY="${MINE}")
@@ -95,7 +95,7 @@ def test_what_is_unrelated_makes_no_other_account(tmp_path: Path) -> None:
     assert account(tmp_path, more, MINE=KEY, OTHERS="x") == plain
 
 
-def test_a_variable_that_is_not_set_is_no_error_before_a_launch(tmp_path: Path) -> None:
+def test_unset_variable_is_no_error_before_a_launch(tmp_path: Path) -> None:
     text = env(ANTHROPIC_API_KEY="${MINE}")
 
     unset, given = account(tmp_path, text), account(tmp_path, text, MINE=KEY)
@@ -105,7 +105,7 @@ def test_a_variable_that_is_not_set_is_no_error_before_a_launch(tmp_path: Path) 
     assert given == account(tmp_path, env(ANTHROPIC_API_KEY=KEY))
 
 
-def test_options_count_where_they_name_an_address_or_a_variable(tmp_path: Path) -> None:
+def test_options_with_an_address_or_a_variable_change_the_account(tmp_path: Path) -> None:
     def codex(url: str, key: str) -> str:
         own = f"base_url = '{url}', env_key = 'MINE'"
         options = f"config = {{ model_providers = {{ own = {{ {own} }} }} }}"
@@ -120,7 +120,7 @@ def test_options_count_where_they_name_an_address_or_a_variable(tmp_path: Path) 
     assert found[0] == account(tmp_path, codex("https://a", KEY), "codex")
 
 
-def test_accounts_of_two_providers_and_of_two_homes_are_not_alike(tmp_path: Path) -> None:
+def test_accounts_of_two_providers_and_two_homes_are_different(tmp_path: Path) -> None:
     both = f"{env(API_KEY=KEY)}\n{env('codex', API_KEY=KEY)}"
 
     here = compute_accounts(configured(tmp_path / "here", both))
@@ -130,7 +130,7 @@ def test_accounts_of_two_providers_and_of_two_homes_are_not_alike(tmp_path: Path
     assert compute_accounts(configured(tmp_path / "here", both)) == here
 
 
-def test_a_key_that_is_no_text_is_an_account_as_well(tmp_path: Path) -> None:
+def test_key_of_any_bytes_has_an_account(tmp_path: Path) -> None:
     odd = os.fsdecode(b"key-\xff\xfe")
 
     found = account(tmp_path, env(API_KEY="${ODD}"), ODD=odd)
@@ -139,7 +139,7 @@ def test_a_key_that_is_no_text_is_an_account_as_well(tmp_path: Path) -> None:
     assert found != account(tmp_path, env(API_KEY="${ODD}"), ODD="key-")
 
 
-def test_all_who_come_at_once_get_the_same_key(tmp_path: Path) -> None:
+def test_concurrent_loads_get_the_same_home_key(tmp_path: Path) -> None:
     for n in range(20):
         home = tmp_path / str(n)
         with ThreadPoolExecutor(8) as pool:
@@ -149,7 +149,7 @@ def test_all_who_come_at_once_get_the_same_key(tmp_path: Path) -> None:
         assert len(keys.pop()) == 32
 
 
-def test_home_key_is_readable_by_its_owner_alone_and_stays(tmp_path: Path) -> None:
+def test_home_key_is_private_and_permanent(tmp_path: Path) -> None:
     key = load_home_key(tmp_path)
 
     assert stat.S_IMODE((tmp_path / "seal").stat().st_mode) == 0o600
@@ -157,7 +157,7 @@ def test_home_key_is_readable_by_its_owner_alone_and_stays(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("size", [0, 7, 33])
-def test_a_key_that_was_cut_off_is_made_anew(tmp_path: Path, size: int) -> None:
+def test_truncated_home_key_is_replaced(tmp_path: Path, size: int) -> None:
     (tmp_path / "seal").write_bytes(b"x" * size)
 
     key = load_home_key(tmp_path)
@@ -166,14 +166,14 @@ def test_a_key_that_was_cut_off_is_made_anew(tmp_path: Path, size: int) -> None:
     assert (tmp_path / "seal").read_bytes() == key
 
 
-def test_where_no_key_can_be_kept_is_named(tmp_path: Path) -> None:
+def test_home_key_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "seal").mkdir()
 
     with pytest.raises(StoreUnusable, match="seal"):
         load_home_key(tmp_path)
 
 
-def test_each_instance_of_a_provider_has_an_account_of_its_own(tmp_path: Path) -> None:
+def test_each_instance_of_a_provider_has_its_account(tmp_path: Path) -> None:
     text = "".join(
         f'[providers.{name}]\nkind = "claude"\n{env(name, ANTHROPIC_API_KEY=KEY)}\n'
         for name in ("home", "work")

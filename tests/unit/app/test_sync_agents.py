@@ -30,7 +30,7 @@ from steadyrun.stores.sqlite import SqliteStore
 T = TypeVar("T")
 
 
-class Desk:
+class SyncHarness:
     """A home with a configuration, a store, and directories for agents."""
 
     def __init__(self, folder: Path) -> None:
@@ -69,15 +69,15 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path.resolve())
+def harness(tmp_path: Path) -> SyncHarness:
+    return SyncHarness(tmp_path.resolve())
 
 
 ADA = '[agents.ada]\nprovider = "claude"\nhome = "ada"\n'
 BOB = '[agents.bob]\nprovider = "scripted"\nhome = "bob"\n'
 
 
-def test_an_agent_is_added_as_it_is_written(desk: Desk) -> None:
+def test_configured_agent_is_added_with_all_settings(harness: SyncHarness) -> None:
     text = ADA + (
         'fallback = ["scripted"]\nmodel = "opus"\nmode = "full_auto"\nbudget = {run = 1, day = 5}\n'
         'role = "reviewer"\nsystem = "Be brief."\nfollowup = "queue"\non_lost = "fail"\n'
@@ -85,9 +85,9 @@ def test_an_agent_is_added_as_it_is_written(desk: Desk) -> None:
     )
 
     async def act(store: Store) -> tuple[SyncReport, Agent]:
-        return await desk.sync(store, text), await store.agent("ada")
+        return await harness.sync(store, text), await store.agent("ada")
 
-    synced, ada = desk.with_store(act)
+    synced, ada = harness.with_store(act)
 
     assert synced == SyncReport(added=("ada",))
     assert ada.id.startswith("agt_")
@@ -95,7 +95,7 @@ def test_an_agent_is_added_as_it_is_written(desk: Desk) -> None:
         AgentId(""),
         "ada",
         ("claude", "scripted"),
-        str(desk.home / "ada"),
+        str(harness.home / "ada"),
         "opus",
         Policy("full_auto", budget=Budget(run=1.0, day=5.0)),
         "Be brief.",
@@ -107,122 +107,122 @@ def test_an_agent_is_added_as_it_is_written(desk: Desk) -> None:
     )
 
 
-def test_said_again_it_changes_nothing(desk: Desk) -> None:
+def test_unchanged_configuration_changes_nothing(harness: SyncHarness) -> None:
     async def act(store: Store) -> tuple[SyncReport, list[Agent], list[Agent]]:
-        await desk.sync(store, ADA + BOB)
+        await harness.sync(store, ADA + BOB)
         before = await store.agents()
-        return await desk.sync(store, ADA + BOB), before, await store.agents()
+        return await harness.sync(store, ADA + BOB), before, await store.agents()
 
-    synced, before, after = desk.with_store(act)
+    synced, before, after = harness.with_store(act)
 
     assert synced == SyncReport()
     assert before == after
     assert [agent.name for agent in after] == ["ada", "bob"]
 
 
-def test_a_changed_one_stays_the_same_agent(desk: Desk) -> None:
+def test_changed_agent_keeps_its_id_and_items(harness: SyncHarness) -> None:
     async def act(store: Store) -> tuple[SyncReport, Agent, Agent]:
-        await desk.sync(store, ADA + BOB)
+        await harness.sync(store, ADA + BOB)
         before = await store.agent("ada")
         await store.accept(Message(before.id, "what waits"))
-        synced = await desk.sync(store, ADA + 'model = "opus"\n' + BOB)
+        synced = await harness.sync(store, ADA + 'model = "opus"\n' + BOB)
         assert len(await store.items(before.id)) == 1
         return synced, before, await store.agent("ada")
 
-    synced, before, after = desk.with_store(act)
+    synced, before, after = harness.with_store(act)
 
     assert synced == SyncReport(changed=("ada",))
     assert after == replace(before, model="opus")
 
 
-def test_one_that_is_gone_is_paused_and_goes_on_when_it_is_back(desk: Desk) -> None:
+def test_removed_agent_is_paused_and_resumed_when_it_returns(harness: SyncHarness) -> None:
     async def act(store: Store) -> None:
-        await desk.sync(store, ADA + BOB)
+        await harness.sync(store, ADA + BOB)
         ada = await store.agent("ada")
 
         for _ in range(2):
-            gone = await desk.sync(store, BOB)
+            gone = await harness.sync(store, BOB)
             assert list(gone.paused) == ["ada"]
             assert "agents.ada is no longer in the configuration" in gone.paused["ada"]
             assert (await store.lane(ada.id)).is_paused
 
-        assert await desk.sync(store, ADA + BOB) == SyncReport(resumed=("ada",))
+        assert await harness.sync(store, ADA + BOB) == SyncReport(resumed=("ada",))
         assert not (await store.lane(ada.id)).is_paused
-        assert await desk.sync(store, ADA + BOB) == SyncReport()
+        assert await harness.sync(store, ADA + BOB) == SyncReport()
         assert (await store.agent("ada")).id == ada.id
 
-    desk.with_store(act)
+    harness.with_store(act)
 
 
-def test_agent_paused_by_a_user_stays_paused(desk: Desk) -> None:
+def test_agent_paused_by_a_user_stays_paused(harness: SyncHarness) -> None:
     async def act(store: Store) -> None:
-        await desk.sync(store, ADA)
+        await harness.sync(store, ADA)
         ada = await store.agent("ada")
-        await store.pause(ada.id)
+        await store.set_paused(ada.id, is_paused=True)
 
-        await desk.sync(store, "")
-        assert await desk.sync(store, ADA) == SyncReport()
+        await harness.sync(store, "")
+        assert await harness.sync(store, ADA) == SyncReport()
         assert (await store.lane(ada.id)).is_paused
 
         # Also if we had paused it once before.
-        await store.resume(ada.id)
-        await desk.sync(store, "")
-        await desk.sync(store, ADA)
-        await store.pause(ada.id)
-        assert await desk.sync(store, ADA) == SyncReport()
+        await store.set_paused(ada.id, is_paused=False)
+        await harness.sync(store, "")
+        await harness.sync(store, ADA)
+        await store.set_paused(ada.id, is_paused=True)
+        assert await harness.sync(store, ADA) == SyncReport()
         assert (await store.lane(ada.id)).is_paused
 
-    desk.with_store(act)
+    harness.with_store(act)
 
 
-def test_who_was_added_by_hand_is_left_alone(desk: Desk) -> None:
+def test_agent_added_by_hand_is_unchanged(harness: SyncHarness) -> None:
     async def act(store: Store) -> None:
         by_hand = Agent(AgentId("agt_1"), "eve", ("scripted",), "/nowhere")
         await store.add_agent(by_hand)
 
-        assert await desk.sync(store, BOB) == SyncReport(added=("bob",))
+        assert await harness.sync(store, BOB) == SyncReport(added=("bob",))
         assert await store.agent("eve") == by_hand
         assert not (await store.lane(by_hand.id)).is_paused
 
-    desk.with_store(act)
+    harness.with_store(act)
 
 
-def test_name_of_an_existing_agent_is_refused(desk: Desk) -> None:
+def test_name_of_an_existing_agent_is_refused(harness: SyncHarness) -> None:
     async def act(store: Store) -> None:
         by_hand = Agent(AgentId("agt_1"), "ada", ("scripted",), "/nowhere")
         await store.add_agent(by_hand)
 
         with pytest.raises(NameTaken) as refused:
-            await desk.sync(store, BOB + ADA)
+            await harness.sync(store, BOB + ADA)
 
         assert refused.value.name == "ada"
         assert "steadyrun agent rm ada" in refused.value.hint
         assert await store.agents() == [by_hand]
 
-    desk.with_store(act)
+    harness.with_store(act)
 
 
 @pytest.mark.parametrize("setting", ["provider", "fallback"])
-def test_an_unknown_provider_is_refused(desk: Desk, setting: str) -> None:
+def test_unknown_provider_is_refused(harness: SyncHarness, setting: str) -> None:
     text = ADA.replace('"claude"', '"amp"') if setting == "provider" else ADA + 'fallback=["amp"]\n'
 
-    error = desk.refused(text, ConfigInvalid)
+    error = harness.refused(text, ConfigInvalid)
 
     assert f"agents.ada.{setting}: unknown provider 'amp'" in error.message
     assert error.hint == "Valid here: claude, codex, scripted, shell."
 
 
 @pytest.mark.parametrize("home", ["gone", "loop"])
-def test_a_home_that_is_not_there_is_refused(desk: Desk, home: str) -> None:
-    (desk.home / "loop").symlink_to("loop")
+def test_missing_agent_home_is_refused(harness: SyncHarness, home: str) -> None:
+    (harness.home / "loop").symlink_to("loop")
 
-    error = desk.refused(ADA.replace('"ada"', f'"{home}"'), AgentHomeMissing)
+    error = harness.refused(ADA.replace('"ada"', f'"{home}"'), AgentHomeMissing)
 
-    assert str(desk.home / home) in error.message
+    assert str(harness.home / home) in error.message
 
 
-def test_a_role_that_is_not_there_is_refused(desk: Desk) -> None:
-    error = desk.refused(ADA + 'role = "poet"\n', RoleMissing)
+def test_missing_role_is_refused(harness: SyncHarness) -> None:
+    error = harness.refused(ADA + 'role = "poet"\n', RoleMissing)
 
     assert error.message == "no role 'poet'"
 
@@ -231,8 +231,10 @@ def test_a_role_that_is_not_there_is_refused(desk: Desk) -> None:
     ("setting", "ability"),
     [('model = "m"', "model"), ("budget.run = 1.0", "usage")],
 )
-def test_what_its_provider_cannot_do_is_refused(desk: Desk, setting: str, ability: str) -> None:
-    error = desk.refused(ADA.replace("claude", "shell") + setting + "\n", AbilityMissing)
+def test_setting_that_the_provider_lacks_is_refused(
+    harness: SyncHarness, setting: str, ability: str
+) -> None:
+    error = harness.refused(ADA.replace("claude", "shell") + setting + "\n", AbilityMissing)
 
     assert ability in error.message
     assert f"agents.ada.{setting.split(' ', maxsplit=1)[0].split('.', maxsplit=1)[0]}" in error.hint
@@ -247,35 +249,35 @@ def test_what_its_provider_cannot_do_is_refused(desk: Desk, setting: str, abilit
         ('provider = "shell"\ntier = "readonly"', "allow Bash"),
     ],
 )
-def test_what_one_of_its_providers_cannot_keep_to_is_refused(
-    desk: Desk, settings: str, why: str
+def test_policy_that_a_provider_cannot_enforce_is_refused(
+    harness: SyncHarness, settings: str, why: str
 ) -> None:
     text = ADA.replace('provider = "claude"', settings)
 
-    error = desk.refused(text, AbilityMissing)
+    error = harness.refused(text, AbilityMissing)
 
     assert "cannot do this: tools (" in error.message
     assert why in error.message
     assert "tier, tools and deny of agents.ada" in error.hint
 
 
-def test_its_tier_its_tools_and_what_is_denied_are_kept(desk: Desk) -> None:
+def test_tier_tools_and_denied_tools_are_stored(harness: SyncHarness) -> None:
     text = ADA + 'tools = ["Read", "Bash"]\ntier = "custom"\ndeny = ["mcp__a__b"]\n'
 
     async def act(store: Store) -> Policy:
-        await desk.sync(store, text)
+        await harness.sync(store, text)
         return (await store.agent("ada")).policy
 
-    policy = desk.with_store(act)
+    policy = harness.with_store(act)
 
     assert policy == Policy("default", ("Read", "Bash"), tier="custom", deny=("mcp__a__b",))
 
 
-def test_a_home_may_be_reached_by_a_link(desk: Desk) -> None:
-    (desk.home / "link").symlink_to(desk.home / "ada")
+def test_agent_home_may_be_a_link(harness: SyncHarness) -> None:
+    (harness.home / "link").symlink_to(harness.home / "ada")
 
     async def act(store: Store) -> Agent:
-        await desk.sync(store, ADA.replace('"ada"', '"link"'))
+        await harness.sync(store, ADA.replace('"ada"', '"link"'))
         return await store.agent("ada")
 
-    assert desk.with_store(act).home == str(desk.home / "ada")
+    assert harness.with_store(act).home == str(harness.home / "ada")

@@ -6,8 +6,9 @@ from typing import get_args
 
 import pytest
 
+from steadyrun.cli.command_table import MODES
 from steadyrun.cli.inputs import LARGEST_IMAGE_BYTES, read_image, read_options, read_schema
-from steadyrun.cli.main import MODES, build_parser
+from steadyrun.cli.main import build_parser
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.policy import Mode
 

@@ -36,7 +36,7 @@ def seen(folder: Path, program: Program = PROGRAM, **env: str) -> ProgramReport:
 
 
 def is_gone(pid: str) -> bool:
-    """Or a zombie: who took over an orphan may be slow to bury it."""
+    """True for a zombie as well: its new parent may reap it late."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -61,7 +61,7 @@ def bin_folder(tmp_path: Path) -> Path:
         ("node 18\nversion=2.2", "2.2", True),
     ],
 )
-def test_version_is_the_number_the_program_prints(
+def test_version_is_the_number_that_the_program_prints(
     bin_folder: Path, said: str, version: str, is_tested: bool
 ) -> None:
     file = write(bin_folder, f"printf '%s\\n' '{said}'")
@@ -82,15 +82,15 @@ def test_program_without_tested_versions_is_neither_tested_nor_untested(bin_fold
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ("echo 2.1.197; exit 1", "asked for its version, it ended with code 1"),
-        ("kill -9 $$", "asked for its version, it ended with signal 9"),
-        ("echo hello", "asked for its version, it printed 'hello'"),
-        ("printf '\\033[2J\\377\\0'", "asked for its version, it printed '\\x1b[2J\ufffd\\x00'"),
-        ("head -c 100000 /dev/zero", f"asked for its version, it printed {chr(0) * 60!r}"),
-        (":", "asked for its version, it printed ''"),
+        ("echo 2.1.197; exit 1", "its version command ended with code 1"),
+        ("kill -9 $$", "its version command ended with signal 9"),
+        ("echo hello", "its version command printed 'hello'"),
+        ("printf '\\033[2J\\377\\0'", "its version command printed '\\x1b[2J\ufffd\\x00'"),
+        ("head -c 100000 /dev/zero", "its version command printed '\\x00\\x00\\x00\\x00…'"),
+        (":", "its version command printed ''"),
     ],
 )
-def test_a_program_that_does_not_say_is_there_all_the_same(
+def test_program_without_a_readable_version_is_reported_as_present(
     bin_folder: Path, body: str, problem: str
 ) -> None:
     file = write(bin_folder, body)
@@ -98,7 +98,7 @@ def test_a_program_that_does_not_say_is_there_all_the_same(
     assert seen(bin_folder) == ProgramReport(is_there=True, path=str(file), problem=problem)
 
 
-def test_a_file_that_is_no_program_could_not_be_started(bin_folder: Path) -> None:
+def test_file_that_is_not_a_program_is_reported(bin_folder: Path) -> None:
     bin_folder.mkdir()
     (bin_folder / "claude").write_bytes(b"\x7fELF nonsense")
     (bin_folder / "claude").chmod(0o755)
@@ -106,7 +106,7 @@ def test_a_file_that_is_no_program_could_not_be_started(bin_folder: Path) -> Non
     assert seen(bin_folder).problem.startswith("it could not be started: ")
 
 
-def test_what_hangs_is_ended_with_all_it_started(
+def test_hanging_program_is_killed_with_its_children(
     bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(programs, "ANSWER_SECONDS", 0.5)
@@ -121,7 +121,7 @@ def test_what_hangs_is_ended_with_all_it_started(
         assert is_gone(pid)
 
 
-def test_what_prints_without_end_is_ended(
+def test_program_with_endless_output_is_killed(
     bin_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(programs, "ANSWER_SECONDS", 0.5)
@@ -130,9 +130,7 @@ def test_what_prints_without_end_is_ended(
     assert seen(bin_folder).problem == "it did not answer within 0.5 seconds"
 
 
-def test_what_it_leaves_behind_is_ended_and_not_waited_for(
-    bin_folder: Path, tmp_path: Path
-) -> None:
+def test_children_left_by_the_program_are_killed(bin_folder: Path, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     left = f"setsid sh -c 'echo $$ >{pid}; exec sleep 600' &"
     write(bin_folder, f"{left} until test -s {pid}; do :; done; echo 2.1.197")
@@ -143,7 +141,7 @@ def test_what_it_leaves_behind_is_ended_and_not_waited_for(
     assert is_gone(pid.read_text().strip())
 
 
-def test_it_gets_nothing_of_the_users_and_a_home_that_is_gone_afterwards(
+def test_program_runs_in_an_empty_environment_and_a_temporary_home(
     bin_folder: Path, tmp_path: Path
 ) -> None:
     given = tmp_path / "given"
@@ -160,7 +158,7 @@ def test_it_gets_nothing_of_the_users_and_a_home_that_is_gone_afterwards(
     assert not Path(cwd).exists()
 
 
-def test_a_configured_command_is_asked_with_its_own_arguments(tmp_path: Path) -> None:
+def test_configured_command_keeps_its_arguments(tmp_path: Path) -> None:
     file = write(tmp_path, 'echo "$1 $2" | tr -d x', name="wrapper")
     command = (str(file), "x9.9")
 
@@ -172,7 +170,7 @@ def test_a_configured_command_is_asked_with_its_own_arguments(tmp_path: Path) ->
 # -- where it is
 
 
-def test_a_program_is_found_as_a_shell_would(tmp_path: Path) -> None:
+def test_program_is_found_like_in_a_shell(tmp_path: Path) -> None:
     (tmp_path / "one" / "claude").mkdir(parents=True)
     write(tmp_path / "two", ":", mode=0o644)
     file = write(tmp_path / "three", ":")
@@ -209,7 +207,7 @@ def test_launch_without_the_program_hints_how_to_install_it(
     assert seen(bin_folder).is_there is False
 
 
-def test_a_launch_with_its_program_goes_on(bin_folder: Path) -> None:
+def test_launch_with_an_existing_program_is_accepted(bin_folder: Path) -> None:
     write(bin_folder, ":", name="other")
 
     require_program(PROGRAM, ("other", "-x"), {"PATH": str(bin_folder)}, "/")
@@ -231,7 +229,7 @@ def test_login_is_found_by_a_variable_or_a_file(tmp_path: Path) -> None:
     assert programs.find_login(PROGRAM, {}) is None
 
 
-def test_a_login_is_looked_for_where_the_program_has_its_folder(tmp_path: Path) -> None:
+def test_login_is_searched_in_the_folder_of_the_program(tmp_path: Path) -> None:
     env = {"HOME": "/nowhere", "CLAUDE_HOME": str(tmp_path)}
     assert programs.find_login(PROGRAM, env) is None
 
@@ -240,7 +238,7 @@ def test_a_login_is_looked_for_where_the_program_has_its_folder(tmp_path: Path) 
     assert programs.find_login(PROGRAM, {"HOME": str(tmp_path)}) is None
 
 
-def test_a_file_of_credentials_is_not_opened(tmp_path: Path) -> None:
+def test_login_file_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / ".claude").mkdir()
     # A process that opens the pipe waits until another process writes into it.
     os.mkfifo(tmp_path / ".claude" / "login", mode=0)
@@ -248,6 +246,6 @@ def test_a_file_of_credentials_is_not_opened(tmp_path: Path) -> None:
     assert programs.find_login(PROGRAM, {"HOME": str(tmp_path)}) == "~/.claude/login"
 
 
-def test_a_directory_that_may_not_be_looked_into_holds_no_login() -> None:
+def test_unreadable_home_has_no_login() -> None:
     assert programs.find_login(PROGRAM, {"HOME": "/dev/null"}) is None
     assert programs.find_login(PROGRAM, {"HOME": "\0"}) is None

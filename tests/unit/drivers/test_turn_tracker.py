@@ -38,7 +38,9 @@ from steadyrun.model.event import (
     ToolFailed,
     ToolStarted,
     Unknown,
+    UsageUpdated,
 )
+from steadyrun.model.usage import MOST_TOKENS, USAGE_REFUSED, Cost, Usage
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CRASH = ProcessExit(code=3, stderr="sorry")
@@ -53,7 +55,7 @@ class ParrotState(Struct, frozen=True):
 
 
 class Parrot:
-    """A Dialect that says what it is told to say, frame by frame."""
+    """A Dialect whose frames contain its output."""
 
     name: ClassVar[str] = "parrot"
 
@@ -90,7 +92,7 @@ def _tell(turns: TurnTracker, frames: range) -> list[TrackedOutput]:
 def _play(
     *script: list[DialectOutput], abilities: frozenset[Ability] = MANY
 ) -> list[TrackedOutput]:
-    """All that is told of a process that says this and then crashes."""
+    """The output for a process that prints this and then crashes."""
     turns = _turns(list(script), abilities)
     return [*_tell(turns, range(1, len(script) + 1)), *turns.on_exited(CRASH, NOW)]
 
@@ -116,7 +118,7 @@ def test_events_of_a_turn_are_passed_on_unchanged() -> None:
     assert _plain(_play(said)) == said
 
 
-def test_a_turn_that_is_open_at_the_exit_has_failed() -> None:
+def test_turn_that_is_open_at_the_exit_fails() -> None:
     *_, ended = _play([TurnBegan("run_1")])
 
     assert isinstance(ended, TurnEnded)
@@ -138,7 +140,7 @@ def test_a_turn_that_is_open_at_the_exit_has_failed() -> None:
         ("who knows", "failed", None),
     ],
 )
-def test_who_stopped_the_process_has_ended_the_turn(
+def test_stop_reason_of_the_process_sets_the_status_of_the_turn(
     reason: str, status: str, stop_reason: str | None
 ) -> None:
     turns = _turns([[TurnBegan("run_1")]])
@@ -150,7 +152,7 @@ def test_who_stopped_the_process_has_ended_the_turn(
     assert (ended.status, ended.stop_reason) == (status, stop_reason)
 
 
-def test_a_turn_that_begins_within_another_ends_it() -> None:
+def test_turn_that_begins_within_another_ends_it() -> None:
     began, lost, second, _ = _plain(_play([TurnBegan("run_1")], [TurnBegan("run_2")]))
 
     assert (began, second) == (TurnBegan("run_1"), TurnBegan("run_2"))
@@ -159,17 +161,17 @@ def test_a_turn_that_begins_within_another_ends_it() -> None:
     assert lost.error.code == "no_end"
 
 
-def test_an_end_without_a_beginning_is_a_turn_of_its_own() -> None:
+def test_end_without_a_begin_is_a_turn() -> None:
     assert _plain(_play([TurnEnded("completed")])) == [TurnBegan(None), TurnEnded("completed")]
 
 
-def test_an_idle_process_may_end() -> None:
+def test_exit_of_an_idle_process_ends_no_turn() -> None:
     assert _play([TurnBegan("run_1"), TurnEnded("completed")], [Note("bye")])[2:] == [
         Emitted(20, 0, NOW, Note("bye"))
     ]
 
 
-def test_a_turn_that_was_awaited_and_never_began_has_failed() -> None:
+def test_awaited_turn_that_never_began_fails() -> None:
     began, ended = _turns([]).on_exited(CRASH, NOW, is_awaited=True)
 
     assert began == TurnBegan(None)
@@ -177,7 +179,7 @@ def test_a_turn_that_was_awaited_and_never_began_has_failed() -> None:
     assert ended.status == "failed"
 
 
-def test_a_process_for_one_turn_has_it_open_from_the_start() -> None:
+def test_one_shot_process_has_an_open_turn_from_the_start() -> None:
     [ended] = _play(abilities=ONE)
 
     assert isinstance(ended, TurnEnded)
@@ -187,13 +189,13 @@ def test_a_process_for_one_turn_has_it_open_from_the_start() -> None:
 # -- tools
 
 
-def test_a_tool_that_is_open_at_the_end_of_its_turn_is_closed() -> None:
+def test_open_tool_is_closed_at_the_end_of_its_turn() -> None:
     told = _plain(_play([TurnBegan("run_1"), _tool(), _tool("2")], [TurnEnded("completed")]))
 
     assert told[3:] == [_still_running(), _still_running("2"), TurnEnded("completed")]
 
 
-def test_a_tool_that_ends_after_its_turn_is_noted() -> None:
+def test_tool_that_ends_after_its_turn_is_noted() -> None:
     done = ToolCompleted("1", "Bash")
     *_, note = _plain(_play([TurnBegan("run_1"), _tool(), TurnEnded("completed")], [done]))
 
@@ -201,7 +203,7 @@ def test_a_tool_that_ends_after_its_turn_is_noted() -> None:
     assert note.text == "Bash 1 ended after its turn: tool.completed"
 
 
-def test_the_name_of_a_tool_that_never_ended_may_be_used_again() -> None:
+def test_id_of_an_unfinished_tool_may_be_reused() -> None:
     first: list[DialectOutput] = [TurnBegan("run_1"), _tool(), TurnEnded("completed")]
     second: list[DialectOutput] = [
         TurnBegan("run_2"),
@@ -213,7 +215,7 @@ def test_the_name_of_a_tool_that_never_ended_may_be_used_again() -> None:
     assert _plain(_play(first, second))[-len(second) :] == second
 
 
-def test_open_tools_are_known() -> None:
+def test_open_tools_are_tracked() -> None:
     turns = _turns([[TurnBegan("run_1"), _tool()], [ToolCompleted("1", "Bash")]])
 
     _tell(turns, range(1, 2))
@@ -225,7 +227,7 @@ def test_open_tools_are_known() -> None:
 # -- follow-ups
 
 
-def test_an_offer_that_is_open_at_the_exit_is_returned_before_the_end() -> None:
+def test_open_offer_is_returned_at_the_exit_before_the_end() -> None:
     *_, back, ended = _plain(_play([TurnBegan("run_1"), FollowupOffered("itm_1", "more")]))
 
     assert back == FollowupReturned("itm_1", "more", "the process ended")
@@ -233,7 +235,7 @@ def test_an_offer_that_is_open_at_the_exit_is_returned_before_the_end() -> None:
 
 
 @pytest.mark.parametrize("end", [FollowupAbsorbed, FollowupOwnTurn, FollowupReturned])
-def test_an_offer_that_has_ended_is_not_returned_again(end: Any) -> None:
+def test_settled_offer_is_not_returned_at_the_exit(end: Any) -> None:
     told = _plain(_play([FollowupOffered("itm_1", "more")], [end("itm_1", "more")]))
 
     assert told == [FollowupOffered("itm_1", "more"), end("itm_1", "more")]
@@ -262,7 +264,7 @@ def test_image_is_reported_and_waits_to_be_stored() -> None:
 # -- frames
 
 
-def test_a_question_that_is_open_at_the_exit_is_withdrawn_before_the_end() -> None:
+def test_open_approval_is_cancelled_at_the_exit_before_the_end() -> None:
     asked = [ApprovalRequested(name, None, "Write", {}) for name in ("1", "2")]
     answered = ApprovalResolved("1", "allow", by="user")
 
@@ -274,13 +276,13 @@ def test_a_question_that_is_open_at_the_exit_is_withdrawn_before_the_end() -> No
     assert isinstance(told[-1], TurnEnded)
 
 
-def test_what_cannot_be_read_is_kept() -> None:
+def test_unreadable_frame_is_kept() -> None:
     turns = _turns([])
 
     assert turns.on_received(Frame(b"?", 2), NOW) == [Emitted(2, 0, NOW, Unknown(text="?"))]
 
 
-def test_events_of_one_frame_are_counted_and_what_was_sent_has_a_place_of_its_own() -> None:
+def test_events_of_a_sent_frame_are_numbered() -> None:
     said: list[DialectOutput] = [
         Note("a"),
         TurnBegan("run_1"),
@@ -348,7 +350,7 @@ def test_no_tool_is_open_when_a_turn_has_ended(
 
 
 @given(_SCRIPTS, _ABILITIES)
-def test_every_offer_has_ended_when_the_process_has(
+def test_every_offer_is_settled_at_the_exit(
     script: list[list[DialectOutput]], abilities: frozenset[Ability]
 ) -> None:
     open_offers: set[str] = set()
@@ -364,7 +366,7 @@ def test_every_offer_has_ended_when_the_process_has(
 
 
 @given(_SCRIPTS, _ABILITIES)
-def test_nothing_is_lost_and_every_event_has_a_place_of_its_own(
+def test_every_output_is_kept_and_every_event_has_a_unique_place(
     script: list[list[DialectOutput]], abilities: frozenset[Ability]
 ) -> None:
     told = _play(*script, abilities=abilities)
@@ -379,7 +381,7 @@ def test_nothing_is_lost_and_every_event_has_a_place_of_its_own(
 
 
 @given(_SCRIPTS, _ABILITIES, st.data())
-def test_going_on_from_a_saved_state_changes_nothing(
+def test_restored_tracker_continues_with_the_same_output(
     script: list[list[DialectOutput]], abilities: frozenset[Ability], data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(script)), label="saved after so many frames")
@@ -395,3 +397,37 @@ def test_going_on_from_a_saved_state_changes_nothing(
         second.has_open_tools,
     )
     assert first.on_exited(CRASH, NOW) == second.on_exited(CRASH, NOW)
+
+
+# -- numbers that cannot be stored
+
+
+@pytest.mark.parametrize(
+    ("usage", "cost"),
+    [
+        (Usage(MOST_TOKENS + 1), Cost()),
+        (Usage(1, 2**63), Cost()),
+        (Usage(cache_read_tokens=-1), Cost()),
+        (Usage(1), Cost(float("inf"), "known")),
+        (Usage(1), Cost(float("nan"), "known")),
+        (Usage(1), Cost(-1.0, "estimated")),
+    ],
+)
+def test_implausible_usage_is_replaced_by_a_note(usage: Usage, cost: Cost) -> None:
+    began, ended = TurnBegan("run_1"), TurnEnded("completed", "hi", usage, cost)
+    heard = _plain(_play([began], [UsageUpdated(usage, cost)], [ended]))
+
+    note = Note(USAGE_REFUSED)
+    kept = usage if cost != Cost() else None
+    assert heard == [began, note, note, TurnEnded("completed", "hi", kept, Cost())]
+
+
+def test_state_with_an_integer_of_any_size_is_saved_and_restored() -> None:
+    tool = ToolStarted("1", "Bash", {"n": 10**30})
+    first, second = _turns([[TurnBegan("run_1"), tool]]), _turns([])
+    _tell(first, range(1, 2))
+    second.restore(first.save())
+
+    assert _plain(second.on_exited(CRASH, NOW))[0] == ToolFailed(
+        "1", "Bash", {"n": 10**30}, error=STILL_RUNNING
+    )

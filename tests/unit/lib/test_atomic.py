@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from steadyrun.lib.atomic import write_file, write_link
+from steadyrun.lib.atomic import make_private_directory, write_file, write_link
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
-def test_a_file_is_created_and_replaced(tmp_path: Path, is_durable: bool) -> None:
+def test_file_is_created_and_replaced(tmp_path: Path, is_durable: bool) -> None:
     file = tmp_path / "file"
     write_file(file, b"one", is_durable=is_durable)
     write_file(file, b"two", is_durable=is_durable)
@@ -17,7 +17,14 @@ def test_a_file_is_created_and_replaced(tmp_path: Path, is_durable: bool) -> Non
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_failed_write_keeps_the_old_file_and_no_draft(tmp_path: Path) -> None:
+def test_every_created_level_of_a_directory_is_private(tmp_path: Path) -> None:
+    make_private_directory(tmp_path / "one/two/three")
+    make_private_directory(tmp_path / "one/two/three")
+    created = [tmp_path / each for each in ("one", "one/two", "one/two/three")]
+    assert [each.stat().st_mode & 0o777 for each in created] == [0o700] * 3
+
+
+def test_failed_write_keeps_the_old_file_and_no_draft(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     with pytest.raises(IsADirectoryError):
@@ -25,7 +32,7 @@ def test_a_failed_write_keeps_the_old_file_and_no_draft(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
 
 
-def test_a_reader_with_the_old_file_open_still_reads_it(tmp_path: Path) -> None:
+def test_reader_with_the_old_file_open_still_reads_it(tmp_path: Path) -> None:
     file = tmp_path / "file"
     write_file(file, b"old")
     with file.open("rb") as stream:
@@ -33,7 +40,7 @@ def test_a_reader_with_the_old_file_open_still_reads_it(tmp_path: Path) -> None:
         assert stream.read() == b"old"
 
 
-def test_a_link_is_created_and_replaced(tmp_path: Path) -> None:
+def test_link_is_created_and_replaced(tmp_path: Path) -> None:
     link = tmp_path / "link"
     write_link(link, Path("one"))
     write_link(link, Path("two"))

@@ -118,7 +118,7 @@ async def child(script: str, path: Path) -> AsyncIterator[anyio.abc.Process]:
 
 
 @pytest.mark.parametrize("use_inotify", [True, False])
-def test_everything_a_process_appends_is_read(path: Path, use_inotify: bool) -> None:
+def test_all_bytes_that_a_process_appends_are_read(path: Path, use_inotify: bool) -> None:
     async def main(watches: FileWatches) -> None:
         async def finish_behind(process: anyio.abc.Process) -> None:
             assert await process.wait() == 0
@@ -135,7 +135,7 @@ def test_everything_a_process_appends_is_read(path: Path, use_inotify: bool) -> 
     run(main, use_inotify=use_inotify)
 
 
-def test_a_reader_that_is_called_waits_no_longer(path: Path) -> None:
+def test_interrupted_read_returns_without_data(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         with JournalFollower(watches, path) as follower:
             async with reading(follower) as found:
@@ -160,7 +160,7 @@ def test_follower_calls_on_change_when_the_file_grows(path: Path) -> None:
     run(main)
 
 
-def test_no_append_is_slept_through(path: Path) -> None:
+def test_follower_wakes_for_every_append(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         with JournalFollower(watches, path) as follower:
             async with child(ECHO, path) as process:
@@ -174,7 +174,7 @@ def test_no_append_is_slept_through(path: Path) -> None:
     run(main)
 
 
-def test_many_appends_without_a_reader_are_read_whole(path: Path) -> None:
+def test_many_appends_without_a_reader_are_read_completely(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         sent = os.urandom(3000)
         with JournalFollower(watches, path) as follower:
@@ -201,7 +201,7 @@ def test_reading_begins_at_the_offset(path: Path) -> None:
     run(main)
 
 
-def test_a_chunk_is_bounded(path: Path) -> None:
+def test_chunk_size_is_limited(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         append(path, b"x" * (2 * CHUNK_BYTES + 1))
         with JournalFollower(watches, path) as follower:
@@ -233,7 +233,7 @@ def test_lagging_reader_lets_other_tasks_run(path: Path) -> None:
     run(main)
 
 
-def test_after_the_end_of_the_writer_the_rest_is_read(path: Path) -> None:
+def test_finished_follower_reads_the_rest_of_the_file(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         append(path, b"the rest")
         with JournalFollower(watches, path) as follower:
@@ -246,7 +246,7 @@ def test_after_the_end_of_the_writer_the_rest_is_read(path: Path) -> None:
     run(main)
 
 
-def test_who_waits_hears_of_the_end_of_the_writer(path: Path) -> None:
+def test_finish_wakes_a_waiting_reader(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         with JournalFollower(watches, path) as follower:
             async with reading(follower) as found:
@@ -257,7 +257,7 @@ def test_who_waits_hears_of_the_end_of_the_writer(path: Path) -> None:
     run(main)
 
 
-def test_a_cancelled_read_loses_nothing(path: Path) -> None:
+def test_cancelled_read_loses_no_bytes(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         with JournalFollower(watches, path) as follower:
             async with anyio.create_task_group() as tasks:
@@ -271,7 +271,7 @@ def test_a_cancelled_read_loses_nothing(path: Path) -> None:
     run(main)
 
 
-def test_two_may_follow_one_file(path: Path) -> None:
+def test_two_followers_may_read_one_file(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         with JournalFollower(watches, path) as other:
             with JournalFollower(watches, path) as follower:
@@ -285,7 +285,7 @@ def test_two_may_follow_one_file(path: Path) -> None:
     run(main)
 
 
-def test_each_hears_of_its_own_file(tmp_path: Path) -> None:
+def test_each_follower_is_woken_by_its_own_file(tmp_path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         paths = [tmp_path / str(number) for number in range(200)]
         for each in paths:
@@ -300,7 +300,7 @@ def test_each_hears_of_its_own_file(tmp_path: Path) -> None:
     run(main)
 
 
-def test_closing_wakes_who_still_reads(path: Path) -> None:
+def test_close_wakes_a_waiting_reader(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         follower = JournalFollower(watches, path)
 
@@ -311,7 +311,7 @@ def test_closing_wakes_who_still_reads(path: Path) -> None:
     run(main)
 
 
-def test_a_missing_event_is_made_up_for(path: Path) -> None:
+def test_missed_notification_is_found_by_the_safety_poll(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         with JournalFollower(watches, path) as follower:
             if watches._inotify:
@@ -324,7 +324,7 @@ def test_a_missing_event_is_made_up_for(path: Path) -> None:
     run(main, safety_seconds=0.01)
 
 
-def test_changes_of_many_files_are_gathered_and_none_is_missed(path: Path) -> None:
+def test_changes_of_many_files_are_all_read(path: Path) -> None:
     """With more of them than are heard of one by one, again and again."""
 
     async def main(watches: FileWatches) -> None:
@@ -343,7 +343,7 @@ def test_changes_of_many_files_are_gathered_and_none_is_missed(path: Path) -> No
     run(main)
 
 
-def test_a_file_that_cannot_be_watched_is_polled(path: Path) -> None:
+def test_file_that_cannot_be_watched_is_polled(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         is_woken = anyio.Event()
 
@@ -361,7 +361,7 @@ def test_a_file_that_cannot_be_watched_is_polled(path: Path) -> None:
     run(main)
 
 
-def test_new_followers_do_not_put_off_the_tick(path: Path) -> None:
+def test_new_followers_do_not_delay_the_poll(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         is_woken = anyio.Event()
         watches.add(path, lambda _: is_woken.set())
@@ -400,7 +400,7 @@ def test_overflow_of_the_kernel_queue_wakes_all_readers(path: Path) -> None:
     run(main)
 
 
-def test_after_a_cut_reading_goes_on_with_what_is_left(path: Path) -> None:
+def test_truncated_tail_is_read_from_its_start(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         append(path, b"x" * 1000)
         with TailFollower(watches, path) as follower:
@@ -415,7 +415,7 @@ def test_after_a_cut_reading_goes_on_with_what_is_left(path: Path) -> None:
     run(main)
 
 
-def test_a_tail_cut_after_its_writer_has_gone_is_read(path: Path) -> None:
+def test_tail_truncated_after_the_writer_finished_is_read(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         append(path, b"x" * 1000)
         with TailFollower(watches, path) as follower:
@@ -428,7 +428,7 @@ def test_a_tail_cut_after_its_writer_has_gone_is_read(path: Path) -> None:
     run(main)
 
 
-def test_a_journal_is_never_read_again_from_the_start(path: Path) -> None:
+def test_truncated_journal_is_not_read_again(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         append(path, b"x" * 1000)
         with JournalFollower(watches, path) as follower:

@@ -7,7 +7,7 @@ from pathlib import Path
 from steadyrun.lib.flock import is_locked, lock, open_lock, try_lock, unlock, wait_until_unlocked
 
 
-def test_a_missing_file_is_not_locked(tmp_path: Path) -> None:
+def test_missing_file_is_not_locked(tmp_path: Path) -> None:
     assert not is_locked(tmp_path / "lock")
     wait_until_unlocked(tmp_path / "lock")
     assert not (tmp_path / "lock").exists()
@@ -28,12 +28,12 @@ def test_only_one_descriptor_gets_the_lock(tmp_path: Path) -> None:
     assert not is_locked(file)
 
 
-def test_a_lock_file_is_private(tmp_path: Path) -> None:
+def test_lock_file_is_private(tmp_path: Path) -> None:
     os.close(open_lock(tmp_path / "lock"))
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
 
 
-def test_waiting_ends_when_the_lock_is_released(tmp_path: Path) -> None:
+def test_wait_ends_when_the_lock_is_released(tmp_path: Path) -> None:
     file = tmp_path / "lock"
     held = open_lock(file)
     lock(held)

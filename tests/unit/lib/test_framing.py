@@ -1,4 +1,4 @@
-"""Lines are told from bytes, with the place where each ends."""
+"""Bytes are split into lines, with the offset of the end of each line."""
 
 import sys
 from collections import Counter
@@ -8,15 +8,15 @@ from typing import Any
 from steadyrun.lib.framing import Frame, LineSplitter
 
 
-def test_a_line_ends_behind_its_line_break() -> None:
+def test_line_ends_after_its_line_break() -> None:
     assert LineSplitter().feed(b"one\ntwo\n") == [Frame(b"one", 4), Frame(b"two", 8)]
 
 
-def test_offsets_are_those_of_the_file() -> None:
+def test_offsets_are_positions_in_the_file() -> None:
     assert LineSplitter(offset=100).feed(b"one\n") == [Frame(b"one", 104)]
 
 
-def test_a_line_is_there_once_its_line_break_is() -> None:
+def test_line_is_returned_when_its_line_break_arrives() -> None:
     lines = LineSplitter()
 
     assert lines.feed(b"on") == []
@@ -34,7 +34,7 @@ def test_empty_lines_are_skipped_and_counted() -> None:
     assert lines.feed(b"\n") == [Frame(b"two", 12)]
 
 
-def test_nothing_but_the_line_break_is_taken_away() -> None:
+def test_only_the_line_break_is_removed() -> None:
     assert LineSplitter().feed(b" a\r\n\r\n\x0b\x0c\x85\n") == [
         Frame(b" a\r", 4),
         Frame(b"\r", 6),
@@ -42,7 +42,7 @@ def test_nothing_but_the_line_break_is_taken_away() -> None:
     ]
 
 
-def test_an_empty_chunk_changes_nothing() -> None:
+def test_empty_chunk_changes_nothing() -> None:
     lines = LineSplitter()
     lines.feed(b"on")
 
@@ -50,7 +50,7 @@ def test_an_empty_chunk_changes_nothing() -> None:
     assert lines.feed(b"e\n") == [Frame(b"one", 4)]
 
 
-def test_the_rest_is_what_has_no_line_break() -> None:
+def test_rest_is_the_text_without_a_line_break() -> None:
     lines = LineSplitter(offset=10)
 
     assert lines.read_rest() is None
@@ -62,7 +62,7 @@ def test_the_rest_is_what_has_no_line_break() -> None:
     assert lines.read_rest() is None
 
 
-def test_a_long_line_is_put_together_once() -> None:
+def test_long_line_is_joined_once() -> None:
     lines, chunks = LineSplitter(), [b"x" * 1024] * 1024
     calls = Counter[str]()
 

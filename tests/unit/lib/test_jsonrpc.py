@@ -74,25 +74,25 @@ def test_kind_of_a_message_follows_from_its_members(raw: bytes, message: RpcMess
 
 
 @pytest.mark.parametrize("raw", NO_MESSAGES.values(), ids=NO_MESSAGES)
-def test_what_is_no_message_is_refused(raw: bytes) -> None:
+def test_invalid_message_is_refused(raw: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode(raw)
 
 
 @pytest.mark.parametrize("raw", [b"[]", b' [{"method":"m"}]', b"[1"])
-def test_a_batch_is_refused_by_name(raw: bytes) -> None:
+def test_batch_is_refused_with_a_reason(raw: bytes) -> None:
     assert is_batch(raw)
     with pytest.raises(msgspec.DecodeError, match="batches are not supported"):
         decode(raw)
 
 
 @pytest.mark.parametrize("made", [RpcRequest(1, "m"), RpcNotification("m")])
-def test_no_parameters_are_an_empty_object(made: RpcRequest | RpcNotification) -> None:
+def test_missing_parameters_are_an_empty_object(made: RpcRequest | RpcNotification) -> None:
     assert made.decode_params(Options) == Options(7)
     assert made.decode_params(dict) == {}
 
 
-def test_parameters_and_results_get_their_type_from_who_reads_them() -> None:
+def test_parameters_and_results_are_decoded_to_the_requested_type() -> None:
     asked = decode(b'{"id":1,"method":"turn","params":{"thread":"t","new":1}}')
     told = decode(b'{"method":"turn","params":{"thread":"t"}}')
     answered = decode(b'{"id":1,"result":{"thread":"t","effort":"high"}}')
@@ -105,7 +105,7 @@ def test_parameters_and_results_get_their_type_from_who_reads_them() -> None:
 
 
 @pytest.mark.parametrize("params", [b"{}", b'{"thread":1}', b'{"thread":"\xff"}'])
-def test_what_has_another_type_is_refused(params: bytes) -> None:
+def test_parameters_of_another_type_are_refused(params: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         RpcRequest(1, "turn", Raw(params)).decode_params(Turn)
 
@@ -121,23 +121,21 @@ LINES = {
     b'{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"no"}}': encode_failure(
         None, RpcError(-1, "no")
     ),
-    b'{"id":0,"method":"m","params":{"limit":7}}': encode_request(
-        0, "m", Options(), with_version=False
+    b'{"jsonrpc":"2.0","id":0,"method":"m","params":{"limit":7}}': encode_request(
+        0, "m", Options()
     ),
-    b'{"method":"m"}': encode_notification("m", with_version=False),
-    b'{"id":1,"result":[]}': encode_result(1, [], with_version=False),
-    b'{"id":1,"error":{"code":1,"message":"","data":{}}}': encode_failure(
-        1, RpcError(1, "", {}), with_version=False
+    b'{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"","data":{}}}': encode_failure(
+        1, RpcError(1, "", {})
     ),
 }
 
 
 @pytest.mark.parametrize(("expected", "line"), LINES.items())
-def test_a_message_is_one_line(expected: bytes, line: bytes) -> None:
+def test_message_is_encoded_as_one_line(expected: bytes, line: bytes) -> None:
     assert line == expected + b"\n"
 
 
-def test_what_was_printed_over_several_lines_is_sent_in_one() -> None:
+def test_raw_value_with_line_breaks_is_sent_in_one_line() -> None:
     printed: Any = Raw(b'{\n  "a": "\\n",\r\n  "b": [1,\n2]\n}')
 
     assert encode_result(1, printed) == b'{"jsonrpc":"2.0","id":1,"result":{"a":"\\n","b":[1,2]}}\n'

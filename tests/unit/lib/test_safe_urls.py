@@ -32,7 +32,7 @@ def refused(url: str, *answers: Sequence[str]) -> AddressRefused:
     return caught.value
 
 
-def test_a_name_is_looked_up_once_and_its_addresses_are_what_was_checked() -> None:
+def test_name_is_resolved_once_and_its_addresses_are_returned() -> None:
     names = Names(["8.8.8.8", "2606:4700::1"], ["127.0.0.1"])
 
     found = anyio.run(resolve, "https://Example.com:8443/x?y#z", names)
@@ -64,7 +64,7 @@ def test_host_has_one_canonical_form(url: str, host: str) -> None:
         ("https://[64:ff9b::8.8.8.8]", "64:ff9b::808:808"),
     ],
 )
-def test_an_address_is_not_looked_up(url: str, address: str) -> None:
+def test_ip_address_is_not_looked_up(url: str, address: str) -> None:
     assert target(url).addresses == (address,)
 
 
@@ -101,7 +101,7 @@ def test_invalid_url_is_refused_without_a_lookup(url: str) -> None:
         "169.254.169.254", "100.100.100.200", "192.0.0.192", "255.255.255.255",
     ],
 )  # fmt: skip
-def test_no_other_way_to_write_a_number_leads_inside(host: str) -> None:
+def test_unusual_notation_of_a_private_address_is_refused(host: str) -> None:
     refused(f"https://{host}/latest/meta-data")
 
 
@@ -110,16 +110,16 @@ def test_no_other_way_to_write_a_number_leads_inside(host: str) -> None:
     [[], ["nonsense"], ["8.8.8.8", "10.0.0.1"], ["10.0.0.1", "8.8.8.8"], ["2606:4700::1%eth0"],
      ["8.8.8.8", "::ffff:a00:1"], ["127.1"], ["fe80::1%eth0"]],
 )  # fmt: skip
-def test_one_answer_that_is_not_public_is_enough(answer: list[str]) -> None:
+def test_one_private_address_in_the_answer_is_refused(answer: list[str]) -> None:
     assert refused("https://example.com", answer).host == "example.com"
 
 
-def test_an_error_tells_nothing_but_the_host() -> None:
+def test_error_contains_only_the_host() -> None:
     for url in ("https://me:secret@example.com", "https://10.0.0.1/?secret", "http://x/secret"):
         assert "secret" not in str(refused(url))
 
 
-def test_what_the_lookup_raises_is_passed_on() -> None:
+def test_error_of_the_lookup_is_raised() -> None:
     async def fails(host: str, port: int) -> Sequence[str]:
         raise OSError("no such host")
 

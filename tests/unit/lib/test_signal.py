@@ -6,7 +6,7 @@ import anyio.lowlevel
 from steadyrun.lib.signal import Signal
 
 
-def test_a_notification_wakes_all_waiting_tasks() -> None:
+def test_notification_wakes_all_waiting_tasks() -> None:
     woken: list[int] = []
 
     async def wait(signal: Signal, number: int) -> None:
@@ -26,20 +26,17 @@ def test_a_notification_wakes_all_waiting_tasks() -> None:
     assert woken == [0, 1, 2]
 
 
-def test_a_wait_since_an_earlier_count_returns_at_once() -> None:
-    async def main() -> None:
-        signal = Signal()
-        seen = signal.count
-        signal.notify()
-        await signal.wait(seen)
-        with anyio.move_on_after(0) as scope:
-            await signal.wait(signal.count)
-        assert scope.cancelled_caught
-
-    anyio.run(main)
+async def test_wait_since_an_earlier_count_returns_at_once() -> None:
+    signal = Signal()
+    seen = signal.count
+    signal.notify()
+    await signal.wait(seen)
+    with anyio.move_on_after(0) as scope:
+        await signal.wait(signal.count)
+    assert scope.cancelled_caught
 
 
-def test_a_cancelled_wait_leaves_the_other_tasks_waiting() -> None:
+def test_cancelled_wait_leaves_the_other_tasks_waiting() -> None:
     woken: list[str] = []
 
     async def wait(signal: Signal) -> None:

@@ -9,7 +9,7 @@ import pytest
 from steadyrun.lib.unix_socket import shorten_path
 
 
-def test_a_socket_with_a_long_path_is_bound_and_reached(tmp_path: Path) -> None:
+def test_socket_with_a_long_path_is_bound_and_reached(tmp_path: Path) -> None:
     directory = tmp_path / ("d" * 200)
     directory.mkdir()
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as caller:
@@ -21,7 +21,7 @@ def test_a_socket_with_a_long_path_is_bound_and_reached(tmp_path: Path) -> None:
     assert (directory / "socket").is_socket()
 
 
-def test_the_descriptor_is_closed_after_the_block(tmp_path: Path) -> None:
+def test_descriptor_is_closed_after_the_block(tmp_path: Path) -> None:
     with shorten_path(tmp_path) as path:
         descriptor = int(path.split("/")[4])
         os.fstat(descriptor)
@@ -29,6 +29,6 @@ def test_the_descriptor_is_closed_after_the_block(tmp_path: Path) -> None:
         os.fstat(descriptor)
 
 
-def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
+def test_missing_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), shorten_path(tmp_path / "none"):
         pass

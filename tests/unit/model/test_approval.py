@@ -4,7 +4,7 @@ from steadyrun.cli.output.ask import format_question
 from steadyrun.model.event import ApprovalRequested
 
 
-def test_a_question_shows_all_of_what_would_be_done() -> None:
+def test_question_shows_the_whole_input() -> None:
     command = "touch a " + "#" * 100_000 + "\ntouch hidden"
 
     shown = format_question(ApprovalRequested("1", "c1", "Bash", {"command": command}))

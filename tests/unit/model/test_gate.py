@@ -13,7 +13,9 @@ from steadyrun.model.gate import (
     GateReport,
     GateRules,
     Limited,
+    NotLaunched,
     Opened,
+    ProgramLaunched,
     ProviderAnswered,
     RunInconclusive,
     Suspected,
@@ -40,7 +42,7 @@ FIRST, SECOND = RunId("run_1"), RunId("run_2")
 
 
 def after(*news: tuple[timedelta, GateReport], rules: GateRules = RULES) -> Gate:
-    """A gate that heard of all that, each so long after noon."""
+    """A gate after these reports, each at its time after noon."""
     gate = Gate("codex")
     for since, each in news:
         gate = step_gate(gate, each, NOW + since, rules)
@@ -59,14 +61,14 @@ QUARTER = 15 * MINUTE
 
 
 @pytest.mark.parametrize("ahead", [A_MOMENT, timedelta(seconds=2), timedelta(hours=5), A_WEEK])
-def test_a_stated_time_counts(ahead: timedelta) -> None:
+def test_gate_closes_until_the_stated_time(ahead: timedelta) -> None:
     gate = after((ZERO, limited(stated=ahead)))
 
     assert (gate.until, gate.is_stated, gate.reason) == (NOW + ahead, True, "run_1 was limited")
 
 
 @pytest.mark.parametrize("stated", [None, -HOUR, A_WEEK + A_MOMENT])
-def test_a_time_that_cannot_be_is_a_quarter_of_an_hour(stated: timedelta | None) -> None:
+def test_gate_without_a_valid_stated_time_closes_for_15_minutes(stated: timedelta | None) -> None:
     gate = after((ZERO, limited(stated=stated)))
 
     assert (gate.until, gate.is_stated, gate.level) == (NOW + QUARTER, False, 0)
@@ -80,7 +82,7 @@ def test_stated_time_in_the_past_does_not_close_the_gate() -> None:
     assert (gate.hit_at, gate.run) == (NOW + HOUR, FIRST)
 
 
-def test_it_is_shut_until_its_time_and_then_takes_one() -> None:
+def test_closed_gate_dispatches_one_probe_after_its_time() -> None:
     gate = after(CLOSED)
     assert not can_dispatch(gate, NOW + QUARTER - A_MOMENT)
     assert can_dispatch(gate, NOW + QUARTER)
@@ -91,14 +93,14 @@ def test_it_is_shut_until_its_time_and_then_takes_one() -> None:
     assert not can_dispatch(probing, NOW + A_WEEK)
 
 
-def test_stragglers_are_the_same_refusal() -> None:
+def test_later_limit_of_an_earlier_run_does_not_raise_the_level() -> None:
     gate = after(CLOSED, (MINUTE, limited(SECOND)), (QUARTER, limited(SECOND)))
 
     assert (gate.level, gate.until, gate.since) == (0, NOW + QUARTER, NOW)
     assert gate.run == SECOND
 
 
-def test_a_straggler_may_know_better_how_long_it_lasts() -> None:
+def test_later_limit_may_correct_the_closing_time() -> None:
     guessed = after(CLOSED, (MINUTE, limited(SECOND, stated=2 * MINUTE)))
     longer = after((ZERO, limited(stated=HOUR)), (MINUTE, limited(SECOND, stated=2 * HOUR)))
     shorter = after((ZERO, limited(stated=HOUR)), (MINUTE, limited(SECOND, stated=2 * MINUTE)))
@@ -108,7 +110,7 @@ def test_a_straggler_may_know_better_how_long_it_lasts() -> None:
     assert shorter.until == NOW + HOUR
 
 
-def test_a_straggler_that_ends_well_opens_nothing() -> None:
+def test_success_of_an_earlier_run_does_not_open_the_gate() -> None:
     was = after(CLOSED)
 
     for late in (MINUTE, QUARTER, HOUR):
@@ -123,7 +125,7 @@ def test_answered_run_opens_a_ready_gate() -> None:
     assert gate == Gate("codex", hit_at=NOW, run=FIRST)
 
 
-def test_each_probe_that_is_refused_doubles_the_time_up_to_an_hour() -> None:
+def test_each_limited_probe_doubles_the_closing_time_up_to_an_hour() -> None:
     gate, now, waits = after(CLOSED), NOW, []
     for _ in range(4):
         assert gate.until
@@ -137,7 +139,7 @@ def test_each_probe_that_is_refused_doubles_the_time_up_to_an_hour() -> None:
     assert (gate.level, gate.probe) == (4, None)
 
 
-def test_after_so_many_tries_a_person_is_asked() -> None:
+def test_gate_is_held_after_the_last_attempt() -> None:
     rules = GateRules(attempts=2)
     gate, now = after(CLOSED, rules=rules), NOW + QUARTER
     for _ in range(2):
@@ -149,7 +151,7 @@ def test_after_so_many_tries_a_person_is_asked() -> None:
     assert can_dispatch(step_gate(gate, Opened(), NOW, rules), NOW)
 
 
-def test_a_probe_that_shows_nothing_is_followed_by_another() -> None:
+def test_inconclusive_probe_is_followed_by_another() -> None:
     gate = after(CLOSED, (QUARTER, Dispatched(SECOND)), (QUARTER, RunInconclusive(SECOND)))
 
     assert compute_gate_state(gate, NOW + QUARTER) == "ready"
@@ -160,7 +162,7 @@ def test_a_probe_that_shows_nothing_is_followed_by_another() -> None:
     ("delay", "seconds"),
     [(None, 5), (timedelta(seconds=2), 2), (timedelta(days=1), 60), (timedelta(seconds=-9), 0)],
 )
-def test_an_announced_retry_makes_it_suspect_for_moments(
+def test_announced_retry_makes_the_gate_suspect_for_a_short_time(
     delay: timedelta | None, seconds: int
 ) -> None:
     gate = after((ZERO, Suspected(delay, "asked to wait")))
@@ -173,7 +175,7 @@ def test_an_announced_retry_makes_it_suspect_for_moments(
     assert again.suspect_until == until, "never shorter"
 
 
-def test_a_person_closes_it_for_a_time_or_for_good() -> None:
+def test_gate_can_be_closed_by_hand_with_or_without_an_end() -> None:
     for_good = after((ZERO, Closed(None, "by hand")))
     hit = step_gate(for_good, limited(stated=HOUR), NOW, RULES)
 
@@ -181,7 +183,7 @@ def test_a_person_closes_it_for_a_time_or_for_good() -> None:
     assert compute_gate_state(after((ZERO, Closed(NOW + HOUR, "by hand"))), NOW + HOUR) == "ready"
 
 
-def test_a_clock_that_was_ahead_closes_nothing_for_years() -> None:
+def test_gate_closed_in_the_future_is_shortened_at_the_start() -> None:
     ahead = timedelta(days=400)
     gate = after((ahead, limited(began=ahead)), (ahead, Suspected(None, "")))
 
@@ -192,7 +194,57 @@ def test_a_clock_that_was_ahead_closes_nothing_for_years() -> None:
     assert booted.run == FIRST
 
 
-def test_what_is_known_survives_a_start() -> None:
+def unlaunched(run: RunId, created_at: timedelta) -> NotLaunched:
+    return NotLaunched(run, NOW + created_at, "launch_failed: no such program")
+
+
+def test_failed_launches_make_the_gate_suspect_and_then_close_it_for_longer_and_longer() -> None:
+    gate, now, states, waits = Gate("codex"), NOW, [], []
+    for _ in range(10):
+        gate = step_gate(gate, NotLaunched(FIRST, now, "launch_failed: why"), now, RULES)
+        opens_at = find_opening_time(gate, now)
+        assert opens_at
+        states.append(compute_gate_state(gate, now))
+        waits.append((opens_at - now).total_seconds())
+        now = opens_at
+        gate = step_gate(gate, Dispatched(FIRST), now, RULES)
+
+    assert states == ["suspect"] + ["closed"] * 9
+    assert waits == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    assert gate.reason == "launch_failed: why"
+
+
+def test_failed_launches_of_runs_that_started_together_count_once() -> None:
+    gate = after(*((ZERO, unlaunched(run, -MINUTE)) for run in (FIRST, SECOND)))
+
+    assert (gate.failed_launches, compute_gate_state(gate, NOW)) == (1, "suspect")
+
+
+def test_launch_opens_a_gate_that_failed_launches_have_closed() -> None:
+    seconds = timedelta(seconds=1)
+    failed = ((ZERO, unlaunched(FIRST, -MINUTE)), (3 * seconds, unlaunched(FIRST, 3 * seconds)))
+    closed = after(*failed)
+    probing = step_gate(closed, Dispatched(SECOND), NOW + MINUTE, RULES)
+    launched = ProgramLaunched(SECOND, NOW + MINUTE)
+
+    assert compute_gate_state(probing, NOW + MINUTE) == "probing"
+    opened = step_gate(probing, launched, NOW + MINUTE, RULES)
+    assert compute_gate_state(opened, NOW + MINUTE) == "open"
+
+
+def test_launch_does_not_open_a_gate_that_a_limit_has_closed() -> None:
+    gate = after(
+        CLOSED,
+        (QUARTER, Dispatched(SECOND)),
+        (QUARTER, unlaunched(SECOND, QUARTER)),
+        (QUARTER + MINUTE, Dispatched(SECOND)),
+        (QUARTER + MINUTE, ProgramLaunched(SECOND, NOW + QUARTER + MINUTE)),
+    )
+
+    assert compute_gate_state(gate, NOW + QUARTER + MINUTE) == "probing"
+
+
+def test_gate_survives_a_restart() -> None:
     gate = after(CLOSED, (QUARTER, Dispatched(SECOND)))
 
     alive = step_gate(gate, Booted(is_probe_over=False), NOW + QUARTER, RULES)
@@ -203,7 +255,7 @@ def test_what_is_known_survives_a_start() -> None:
     assert (over.hit_at, over.run, over.level) == (NOW, FIRST, 0)
 
 
-def test_when_it_opens_is_known_where_time_alone_opens_it() -> None:
+def test_opening_time_is_known_for_closed_and_suspect_gates() -> None:
     closed = after(CLOSED)
     suspect = after((ZERO, Suspected(None, "")))
     held = after((ZERO, Closed(None, "by hand")))
@@ -244,7 +296,7 @@ def ended(status: RunStatus, **fields: object) -> Run:
     return Run(*ids, "codex", NOW, status, ended_at=NOW + MINUTE, **fields)  # type: ignore[arg-type]
 
 
-def test_what_the_end_of_a_run_tells() -> None:
+def test_end_of_a_run_becomes_a_gate_report() -> None:
     stated = NOW + HOUR
     error = ErrorFact("rate_limited", "too much: call 555-1234", retry_at=stated)
     why = "run_1 was rate limited"
@@ -260,7 +312,7 @@ def test_what_the_end_of_a_run_tells() -> None:
         assert report_run_end(ended(status)) == RunInconclusive(FIRST)  # type: ignore[arg-type]
 
 
-def test_a_chain_goes_past_what_is_closed_and_waits_for_what_is_suspect() -> None:
+def test_provider_chain_skips_closed_and_waits_for_suspect_gates() -> None:
     later = NOW + timedelta(minutes=1)
     gates = [
         Gate("held", is_closed=True),
@@ -280,7 +332,7 @@ def test_a_chain_goes_past_what_is_closed_and_waits_for_what_is_suspect() -> Non
     assert suspect == {"suspect", "tried"}
 
 
-def test_a_chain_waits_for_the_gate_that_opens_first() -> None:
+def test_provider_chain_waits_for_the_gate_that_opens_first() -> None:
     hour, minute = NOW + timedelta(hours=1), NOW + timedelta(minutes=1)
     held, late = Gate("held", is_closed=True), Gate("late", is_closed=True, until=hour)
     soon, tense = Gate("soon", is_closed=True, until=minute), Gate("tense", suspect_until=hour)

@@ -29,7 +29,7 @@ def test_each_kind_has_its_own_prefix() -> None:
     assert all(ID.fullmatch(name) for name in made)
 
 
-def test_an_id_tells_when_it_was_made() -> None:
+def test_id_contains_its_creation_time() -> None:
     clock = FakeClock(datetime(2026, 5, 4, 3, 2, 1, 999_000, tzinfo=UTC))
 
     number = _number(Ids(clock.now).make_run())
@@ -38,7 +38,7 @@ def test_an_id_tells_when_it_was_made() -> None:
 
 
 @given(st.lists(st.integers(-5, 2000), min_size=1, max_size=30), st.integers(0, 2**32))
-def test_ids_of_one_maker_sort_as_they_were_made(steps: list[int], seed: int) -> None:
+def test_ids_of_one_maker_sort_by_creation(steps: list[int], seed: int) -> None:
     clock = FakeClock()
     ids, made = make_ids(clock, seed), []
 
@@ -59,7 +59,7 @@ def test_id_of_a_later_millisecond_sorts_later_for_any_maker(milliseconds: int) 
     assert early < Ids(clock.now, lambda _: 0).make_run()
 
 
-def test_the_same_seed_makes_the_same_ids() -> None:
+def test_same_seed_makes_the_same_ids() -> None:
     clock = FakeClock()
     first, second, other = make_ids(clock, 1), make_ids(clock, 1), make_ids(clock, 2)
 
@@ -67,7 +67,7 @@ def test_the_same_seed_makes_the_same_ids() -> None:
     assert first.make_run() != other.make_run()
 
 
-def test_two_makers_do_not_meet() -> None:
+def test_ids_of_two_makers_are_different() -> None:
     clock = FakeClock()
     one, two = Ids(clock.now), Ids(clock.now)
 

@@ -44,7 +44,7 @@ def ended(status: RunStatus, stop_reason: StopReason | None = None) -> Run:
         ("failed", "shutdown", "queued"),
     ],
 )
-def test_an_item_follows_its_run(
+def test_status_of_an_item_follows_its_run(
     status: RunStatus, stop_reason: StopReason | None, expected: ItemStatus
 ) -> None:
     assert compute_item_status(ended(status, stop_reason), ITEM) == expected
@@ -61,14 +61,35 @@ def test_an_item_follows_its_run(
         ("cancelled", "shutdown", "queued"),
     ],
 )
-def test_an_absorbed_item_shares_success_but_not_bad_luck(
+def test_absorbed_item_is_queued_again_if_the_run_fails(
     status: RunStatus, stop_reason: StopReason | None, expected: ItemStatus
 ) -> None:
     assert compute_absorbed_status(ended(status, stop_reason), ITEM) == expected
 
 
+@pytest.mark.parametrize(
+    ("status", "stop_reason", "expected", "absorbed"),
+    [
+        ("completed", None, "completed", "completed"),
+        ("failed", "shutdown", "failed", "failed"),
+        ("cancelled", "shutdown", "queued", "failed"),
+        ("failed", "keeper_lost", "failed", "failed"),
+        ("failed", "launch_failed", "queued", "failed"),
+        ("failed", "budget", "queued", "queued"),
+        ("rate_limited", None, "queued", "queued"),
+    ],
+)
+def test_item_with_on_lost_fail_is_not_queued_after_its_turn_was_sent(
+    status: RunStatus, stop_reason: StopReason | None, expected: str, absorbed: str
+) -> None:
+    run, item = ended(status, stop_reason), msgspec.structs.replace(ITEM, on_lost="fail")
+
+    assert compute_item_status(run, item) == expected
+    assert compute_absorbed_status(run, item) == absorbed
+
+
 @pytest.mark.parametrize(("status", "stop_reason"), EVERY_END)
-def test_what_was_asked_to_stop_is_cancelled_unless_it_was_done(
+def test_item_with_a_cancel_request_is_cancelled_unless_completed(
     status: RunStatus, stop_reason: StopReason | None
 ) -> None:
     run = ended(status, stop_reason)
@@ -79,7 +100,9 @@ def test_what_was_asked_to_stop_is_cancelled_unless_it_was_done(
 
 
 @pytest.mark.parametrize(("status", "stop_reason"), EVERY_END)
-def test_every_end_leads_somewhere(status: RunStatus, stop_reason: StopReason | None) -> None:
+def test_every_end_settles_or_queues_the_item(
+    status: RunStatus, stop_reason: StopReason | None
+) -> None:
     run = ended(status, stop_reason)
 
     assert compute_item_status(run, ITEM) in {*SETTLED, "queued"}

@@ -14,14 +14,14 @@ PICTURES = {
 
 
 @pytest.mark.parametrize(("data", "kind"), PICTURES.items())
-def test_a_picture_is_known_by_its_first_bytes(data: bytes, kind: str) -> None:
+def test_image_type_is_detected_by_the_first_bytes(data: bytes, kind: str) -> None:
     assert detect_image_type(data) == kind
 
 
 @pytest.mark.parametrize("data", [b"", b"RIFF", b"RIFF\x10\x00\x00\x00WAVE", b"<svg/>", b"GIF"])
-def test_anything_else_is_none(data: bytes) -> None:
+def test_other_content_has_no_image_type(data: bytes) -> None:
     assert detect_image_type(data) is None
 
 
-def test_each_kind_is_named() -> None:
+def test_every_image_type_is_tested() -> None:
     assert set(PICTURES.values()) == IMAGE_TYPES

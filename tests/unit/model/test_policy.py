@@ -38,21 +38,21 @@ def test_empty_policy_leaves_the_tools_of_the_provider() -> None:
     assert compute_rights(Policy()) == Rights("default", None, DENIED)
 
 
-def test_both_must_allow_and_what_is_denied_is_gone() -> None:
+def test_tools_need_both_the_policy_and_the_file() -> None:
     policy = Policy("plan", tier="standard", deny=("Grep", "Grep"))
     file = Permissions(tools=("Read", "Grep", "Bash"))
 
     assert compute_rights(policy, file) == Rights("plan", ("Read",), (*DENIED, "Grep"))
 
 
-def test_a_file_without_a_tier_or_tools_takes_nothing_away() -> None:
+def test_permissions_without_tier_or_tools_restrict_nothing() -> None:
     assert compute_rights(Policy(tier="full"), Permissions(note="n")) == compute_rights(
         Policy(tier="full")
     )
 
 
 @pytest.mark.parametrize("is_direct", [True, False])
-def test_only_a_process_of_one_run_has_the_budget_of_a_run(is_direct: bool) -> None:
+def test_run_budget_is_passed_only_to_a_direct_process(is_direct: bool) -> None:
     policy = Policy(budget=Budget(run=0.5))
     agent = Agent(AgentId("agt_1"), "ada", ("claude",), "/work", policy=policy, is_direct=is_direct)
 
@@ -61,7 +61,7 @@ def test_only_a_process_of_one_run_has_the_budget_of_a_run(is_direct: bool) -> N
     assert ("--max-budget-usd" in Claude().launch(request).argv) == is_direct
 
 
-def test_what_an_older_version_has_launched_can_be_read() -> None:
+def test_launch_request_of_an_older_version_can_be_read() -> None:
     known = {"turn": {"key": "run_1", "text": "hello"}, "cwd": "/work", "mode": "plan"}
 
     read = msgspec.msgpack.decode(msgspec.msgpack.encode(known), type=LaunchRequest)
@@ -70,7 +70,7 @@ def test_what_an_older_version_has_launched_can_be_read() -> None:
 
 
 class TestNotes:
-    def test_a_list_does_not_hold_for_mcp_servers(self) -> None:
+    def test_tool_list_with_mcp_servers_is_noted(self) -> None:
         limited, free = Rights(tools=("Read",)), Rights()
         claude = Claude(ClaudeOptions(mcp_config={"mcpServers": {}}))
         codex = Codex(CodexOptions(mcp_servers={"a": {"command": "b"}}))
@@ -81,7 +81,7 @@ class TestNotes:
             assert any("mcp" in note.lower() for note in found.notes)
             assert all_of_them == EnforcedRights("default")
 
-    def test_codex_cannot_deny_one_of_them(self) -> None:
+    def test_codex_notes_that_one_mcp_tool_cannot_be_denied(self) -> None:
         found = Codex().enforce(Rights(deny=("mcp__a__b",)))
 
         assert isinstance(found, EnforcedRights)
@@ -89,7 +89,7 @@ class TestNotes:
 
 
 @pytest.mark.parametrize("limited", [Rights(tools=()), Rights(deny=(*DENIED, "Bash"))])
-def test_who_cannot_take_a_tool_away_takes_none(limited: Rights) -> None:
+def test_provider_without_tool_control_refuses_tool_limits(limited: Rights) -> None:
     assert isinstance(enforce_mode_only(limited), Refused)
     assert enforce_mode_only(Rights("plan")) == EnforcedRights("plan")
 
@@ -123,7 +123,7 @@ SEARCHES_NOT = Rights(deny=("WebSearch",))
         (READS, "commandExecution", None),
     ],
 )
-def test_a_use_goes_against_a_rule_or_none(held: Rights, tool: str, rule: str | None) -> None:
+def test_tool_use_breaches_a_rule_or_none(held: Rights, tool: str, rule: str | None) -> None:
     assert find_breach(held, tool) == rule
 
 

@@ -86,7 +86,7 @@ inputs = json | st.dictionaries(
 
 
 @given(names, inputs)
-def test_a_label_is_one_short_line_whatever_comes(name: str, given: object) -> None:
+def test_label_is_always_one_short_line(name: str, given: object) -> None:
     shown = format_label(name, given)
 
     assert 0 < len(shown) <= LONGEST
@@ -94,7 +94,7 @@ def test_a_label_is_one_short_line_whatever_comes(name: str, given: object) -> N
 
 
 @pytest.mark.parametrize("name", ["Read", "Bash", "Frobnicate", "n" * 10_000_000])
-def test_a_huge_input_is_cut(name: str) -> None:
+def test_label_of_a_huge_input_is_cut(name: str) -> None:
     shown = format_label(name, {"path": "/p" * 5_000_000, "command": "x " * 5_000_000})
 
     assert len(shown) <= LONGEST

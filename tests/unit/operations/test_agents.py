@@ -41,11 +41,11 @@ from steadyrun.operations.agents import (
     show,
 )
 from steadyrun.operations.context import OperationContext
-from steadyrun.store import Store
+from steadyrun.store import MaintainedStore
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import START, FakeClock
 from steadyrun.testing.store_conformance.fixtures import claim_lanes
-from tests.support.fake_daemon import SmallDaemon, desk_of
+from tests.support.fake_daemon import FakeDaemon, make_context
 
 T = TypeVar("T")
 
@@ -54,14 +54,14 @@ T = TypeVar("T")
 def context(tmp_path: Path) -> OperationContext:
     clock = FakeClock()
     store = MemoryStore(clock)
-    plain = desk_of(store, tmp_path, clock=clock)
-    return desk_of(
-        store, tmp_path, clock=clock, daemon=SmallDaemon(store, tmp_path, clock, plain.ids)
+    plain = make_context(store, tmp_path, clock=clock)
+    return make_context(
+        store, tmp_path, clock=clock, daemon=FakeDaemon(store, tmp_path, clock, plain.ids)
     )
 
 
-def daemon(context: OperationContext) -> SmallDaemon:
-    assert isinstance(context.daemon, SmallDaemon)
+def daemon(context: OperationContext) -> FakeDaemon:
+    assert isinstance(context.daemon, FakeDaemon)
     return context.daemon
 
 
@@ -214,10 +214,10 @@ def test_set_refuses_an_empty_list_other_than_tools(context: OperationContext, f
     before = do(add, context, ada(context, deny=("Bash",), approvers=("cli:a",)))
     changed, empty = SetAgentRequest(name="ada", model="m"), {field: ()}
 
-    with pytest.raises(InvalidUsage, match=f"--{field} names nothing"):
+    with pytest.raises(InvalidUsage, match=f"--{field} is empty"):
         do(change, context, replace(changed, **empty))
     if field != "clear":
-        with pytest.raises(InvalidUsage, match=f"--{field} names nothing"):
+        with pytest.raises(InvalidUsage, match=f"--{field} is empty"):
             do(add, context, ada(context, name="bob", **empty))
 
     assert do(list_agents, context, ListAgentsRequest()).agents == (before,)
@@ -236,7 +236,7 @@ def test_add_suggests_the_nearest_name_for_an_unknown_tool(context: OperationCon
 def test_set_provider_keeps_the_fallback(context: OperationContext) -> None:
     do(add, context, ada(context, fallback=("shell",)))
 
-    with pytest.raises(InvalidUsage, match="named twice"):
+    with pytest.raises(InvalidUsage, match="listed twice"):
         do(change, context, SetAgentRequest(name="ada", provider="shell"))
     changed = do(
         change, context, SetAgentRequest(name="ada", provider="shell", clear=("fallback",))
@@ -364,10 +364,10 @@ def test_state_of_an_agent_follows_its_lane_and_gate(context: OperationContext) 
         await look()
         daemon(context).waiting.add(agent_id)
         await look()
-        await store.pause(agent_id)
+        await store.set_paused(agent_id, is_paused=True)
         await look()
         await store.settle(claim, Finished(context.clock.now(), "completed"))
-        await store.resume(agent_id)
+        await store.set_paused(agent_id, is_paused=False)
         await look()
         return found
 
@@ -383,7 +383,7 @@ def test_state_of_an_agent_follows_its_lane_and_gate(context: OperationContext) 
 class Counted:
     """Counts the calls of another store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: MaintainedStore) -> None:
         self.asked = 0
         self._store = store
 
@@ -401,7 +401,7 @@ def test_listing_a_hundred_agents_needs_as_many_queries_as_one(
             agent = Agent(context.ids.make_agent(), name, ("scripted",), str(tmp_path))
             await context.store.add_agent(agent)
         counted = Counted(context.store)
-        seen = desk_of(cast("Store", counted), tmp_path, clock=context.clock)
+        seen = make_context(cast("MaintainedStore", counted), tmp_path, clock=context.clock)
         await list_agents(seen, ListAgentsRequest())
         return counted.asked
 

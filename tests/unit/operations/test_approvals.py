@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import anyio
 import pytest
 
 from steadyrun.dialect import EnforcedRights
@@ -33,16 +32,13 @@ def a_desk(store: MemoryStore) -> OperationContext:
     )
 
 
-def test_always_is_refused_for_a_request_that_does_not_offer_it() -> None:
+async def test_always_is_refused_for_a_request_that_does_not_offer_it() -> None:
     asked = Approval(ApprovalId("prc_1:1"), ADA.id, RunId("run_1"), START, "Bash")
     tables = Tables(agents={ADA.id: ADA}, approvals={asked.id: asked})
 
-    async def main() -> None:
-        context = a_desk(MemoryStore(FakeClock(), tables=tables))
-        with pytest.raises(InvalidUsage, match="prc_1:1 does not offer --always"):
-            await answer_approval(context, asked, ALWAYS)
-        with pytest.raises(InvalidUsage, match="prc_1:1 is about a tool"):
-            await answer_approval(context, asked, ELSEWHERE)
-        assert await context.store.approval(asked.id) == asked
-
-    anyio.run(main)
+    context = a_desk(MemoryStore(FakeClock(), tables=tables))
+    with pytest.raises(InvalidUsage, match="prc_1:1 does not offer --always"):
+        await answer_approval(context, asked, ALWAYS)
+    with pytest.raises(InvalidUsage, match="prc_1:1 is about a tool"):
+        await answer_approval(context, asked, ELSEWHERE)
+    assert await context.store.approval(asked.id) == asked

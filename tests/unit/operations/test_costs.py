@@ -5,8 +5,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import anyio
-
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import BudgetRules
 from steadyrun.model.item import Message
@@ -19,7 +17,7 @@ from steadyrun.store import Grouping
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import FakeClock
 from steadyrun.testing.store_conformance.fixtures import claim_lanes
-from tests.support.fake_daemon import desk_of
+from tests.support.fake_daemon import make_context
 
 
 def midnight_at(moment: datetime) -> timezone:
@@ -42,52 +40,42 @@ class Counting(MemoryStore):
 
     asked = 0
 
-    async def usage(self, **given: Any) -> UsageSum:
+    async def usage(self, by: Grouping, **given: Any) -> dict[str, UsageSum]:
         self.asked += 1
-        return await super().usage(**given)
-
-    async def usage_by(self, by: Grouping, **given: Any) -> dict[str, UsageSum]:
-        self.asked += 1
-        return await super().usage_by(by, **given)
+        return await super().usage(by, **given)
 
 
-def test_costs_of_all_time_need_as_many_queries_as_one_day(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = FakeClock()
-        store = Counting(clock)
-        context = desk_of(store, tmp_path, clock=clock)
-        ada = Agent(context.ids.make_agent(), "ada", ("scripted",), str(tmp_path))
-        await store.add_agent(ada)
-        await spend(context, ada, 1.0)
+async def test_costs_of_all_time_need_as_many_queries_as_one_day(tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = Counting(clock)
+    context = make_context(store, tmp_path, clock=clock)
+    ada = Agent(context.ids.make_agent(), "ada", ("scripted",), str(tmp_path))
+    await store.add_agent(ada)
+    await spend(context, ada, 1.0)
 
-        found = await show(context, CostRequest(by="day", since="0001-01-02"))
+    found = await show(context, CostRequest(by="day", since="0001-01-02"))
 
-        assert store.asked == 2
-        assert [row.key for row in found.rows] == [clock.now().date().isoformat()]
-        assert found.total.known_usd == 1.0
-
-    anyio.run(main)
+    assert store.asked == 1
+    assert [row.key for row in found.rows] == [clock.now().date().isoformat()]
+    assert found.total.known_usd == 1.0
 
 
-def test_day_begins_at_midnight_of_the_configured_zone(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = FakeClock()
-        plain = desk_of(MemoryStore(clock), tmp_path, clock=clock)
-        zone = midnight_at(clock.now() + timedelta(minutes=30))
-        context = replace(plain, budgets=BudgetRules(zone))
-        ada = Agent(context.ids.make_agent(), "ada", ("scripted",), str(tmp_path))
-        await context.store.add_agent(ada)
-        await spend(context, ada, 1.0)
-        clock.advance(timedelta(hours=1))
-        await spend(context, ada, 0.25)
+async def test_day_begins_at_midnight_of_the_configured_zone(tmp_path: Path) -> None:
+    clock = FakeClock()
+    plain = make_context(MemoryStore(clock), tmp_path, clock=clock)
+    zone = midnight_at(clock.now() + timedelta(minutes=30))
+    context = replace(plain, budgets=BudgetRules(zone))
+    ada = Agent(context.ids.make_agent(), "ada", ("scripted",), str(tmp_path))
+    await context.store.add_agent(ada)
+    await spend(context, ada, 1.0)
+    clock.advance(timedelta(hours=1))
+    await spend(context, ada, 0.25)
 
-        [agent] = (await list_agents(context, ListAgentsRequest())).agents
-        days = await show(context, CostRequest(by="day"))
-        today = await show(context, CostRequest(since="today"))
+    [agent] = (await list_agents(context, ListAgentsRequest())).agents
+    days = await show(context, CostRequest(by="day"))
+    today = await show(context, CostRequest(since="today"))
 
-        assert agent.cost_today.usd == 0.25
-        assert [row.known_usd for row in days.rows] == [1.0, 0.25]
-        assert days.rows[1].key == clock.now().astimezone(zone).date().isoformat()
-        assert (today.total.known_usd, days.total.known_usd) == (0.25, 1.25)
-
-    anyio.run(main)
+    assert agent.cost_today.usd == 0.25
+    assert [row.known_usd for row in days.rows] == [1.0, 0.25]
+    assert days.rows[1].key == clock.now().astimezone(zone).date().isoformat()
+    assert (today.total.known_usd, days.total.known_usd) == (0.25, 1.25)

@@ -19,9 +19,12 @@ from steadyrun.operations.documents import AgentDocument
 from steadyrun.operations.items import (
     ItemRequest,
     ListItemsRequest,
+    RetryFailedRequest,
+    RetryRequest,
     SendRequest,
     list_items,
     retry,
+    retry_failed,
     send,
     show,
 )
@@ -30,7 +33,7 @@ from steadyrun.operations.views import build_agent_document
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import START, FakeClock
 from steadyrun.testing.store_conformance.fixtures import claim_lanes
-from tests.support.fake_daemon import SmallDaemon, desk_of
+from tests.support.fake_daemon import FakeDaemon, make_context
 
 ADA = AgentId("agt_1")
 FAR, NEAR = START.replace(year=2027), START.replace(month=12)
@@ -40,8 +43,8 @@ FAR, NEAR = START.replace(year=2027), START.replace(month=12)
 def context(tmp_path: Path) -> OperationContext:
     clock = FakeClock()
     store = MemoryStore(clock)
-    plain = desk_of(store, tmp_path, clock=clock)
-    daemon = SmallDaemon(store, tmp_path, clock, plain.ids)
+    plain = make_context(store, tmp_path, clock=clock)
+    daemon = FakeDaemon(store, tmp_path, clock, plain.ids)
     anyio.run(store.add_agent, Agent(ADA, "ada", ("scripted",), "/", followup="queue"))
     return OperationContext(
         store, clock, plain.ids, tmp_path, plain.abilities, plain.enforce, daemon
@@ -110,9 +113,9 @@ def test_queued_item_has_the_reason_it_waits_for(context: OperationContext) -> N
         )
         await context.store.update_gate("scripted", Closed(FAR, "limit"))
         await look()
-        await context.store.pause(ADA)
+        await context.store.set_paused(ADA, is_paused=True)
         await look()
-        await context.store.resume(ADA)
+        await context.store.set_paused(ADA, is_paused=False)
         await context.store.update_gate("scripted", Opened())
         holder = await context.store.join("test")
         await claim_lanes(context.store, holder.id)
@@ -235,15 +238,15 @@ def test_retry_creates_one_new_item_even_if_it_is_repeated(context: OperationCon
         )
         old = accepted.item
         with pytest.raises(Conflict, match="queued"):
-            await retry(context, ItemRequest(old.id))
+            await retry(context, RetryRequest(old.id))
         await run_one(context)
-        first, second = [await retry(context, ItemRequest(old.id)) for _ in range(2)]
+        first, second = [await retry(context, RetryRequest(old.id)) for _ in range(2)]
         new = await context.store.item(ItemId(first.id))
         assert first == second
         assert (new.text, new.on_lost, new.followup) == ("one", "fail", "steer")
         assert new.payload == replace(payload, retry_of=old.id)
         await run_one(context)
-        third = await retry(context, ItemRequest(first.id))
+        third = await retry(context, RetryRequest(first.id))
         return [old.id, first, third]
 
     old, first, third = anyio.run(again)
@@ -251,6 +254,32 @@ def test_retry_creates_one_new_item_even_if_it_is_repeated(context: OperationCon
     assert (first.retry_of, first.files) == (old, ("a.txt",))
     assert third.retry_of == first.id
     assert len({old, first.id, third.id}) == 3
+
+
+def test_retry_failed_retries_each_failed_item_once_in_its_order(context: OperationContext) -> None:
+    async def again() -> list[Any]:
+        for text in ("one", "two", "three"):
+            await context.store.accept(Message(ADA, text))
+        failed = [await run_one(context) for _ in range(2)]
+        await run_one(context, "completed")
+        other = await retry(context, RetryRequest(failed[1]))
+        first, second = [
+            await retry_failed(context, RetryFailedRequest("ada", "today")) for _ in range(2)
+        ]
+        with pytest.raises(NotFound):
+            await retry_failed(context, RetryFailedRequest("unknown"))
+        return [failed, other, first, second]
+
+    failed, other, first, second = anyio.run(again)
+
+    assert other.retry_of == failed[1]
+    assert [(item.retry_of, item.text) for item in first.items] == [(failed[0], "one")]
+    assert second.items == ()
+
+
+def test_retry_without_an_item_is_refused(context: OperationContext) -> None:
+    with pytest.raises(InvalidUsage, match="--failed"):
+        anyio.run(retry, context, RetryRequest())
 
 
 def test_cancel_settles_a_queued_item_at_once(context: OperationContext) -> None:

@@ -12,11 +12,11 @@ from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
 from tests.support.commands import ROOT
 
 
-def test_the_table_of_commands_is_current() -> None:
+def test_command_table_is_current() -> None:
     assert TABLE.read_text(encoding="utf-8") == build_table(), "run scripts/commands.py"
 
 
-def test_the_list_of_operations_on_the_page_is_current() -> None:
+def test_operations_page_is_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
     assert page == update_page(page), "run scripts/commands.py"

@@ -49,6 +49,6 @@ def test_run_document_has_every_key() -> None:
     assert list(document) == [
         "run", "agent", "item", "provider", "model", "status", "stop_reason", "text", "usage",
         "cost", "resume_token", "duration_ms", "exit_code", "error", "diagnostic", "events",
-        "tools", "metadata", "created_at", "started_at", "ended_at",
+        "tools", "events_pruned", "text_pruned", "metadata", "created_at", "started_at", "ended_at",
     ]  # fmt: skip
     assert (document["run"], document["agent"]) == ("run_1", "ada")

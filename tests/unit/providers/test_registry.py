@@ -17,7 +17,7 @@ def test_every_built_in_kind_loads_a_dialect_of_its_name() -> None:
         assert registry.make_dialect(kind, {}).name == kind
 
 
-def test_unknown_kind_is_named_with_those_there_are() -> None:
+def test_unknown_kind_is_reported_with_the_known_kinds() -> None:
     with pytest.raises(NotFound, match="no provider 'parrot'") as caught:
         registry.load_dialect("parrot")
 
@@ -87,7 +87,7 @@ def test_broken_entry_point_is_reported_with_its_package(
     sys.modules.pop("wren_module", None)
 
 
-def test_two_packages_with_one_name_are_refused(packages: Path) -> None:
+def test_two_packages_with_the_same_provider_are_refused(packages: Path) -> None:
     write_package(packages, "wren", "bird = wren_module:Bird")
     write_package(packages, "robin", "bird = robin_module:Bird")
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadyrun.dialect import (
+    CutOutput,
     Dialect,
     DialectOutput,
     Launch,
@@ -58,7 +59,7 @@ def durable(said: list[DialectOutput]) -> list[DialectOutput]:
     return [each for each in said if not isinstance(each, ev.OutputRaw)]
 
 
-def test_it_keeps_the_contract() -> None:
+def test_shell_implements_the_dialect_contract() -> None:
     dialect: Dialect = Shell()
 
     assert dialect.name == "shell"
@@ -67,11 +68,11 @@ def test_it_keeps_the_contract() -> None:
     assert dialect.is_ready
 
 
-def test_the_defaults_are_the_documented_ones() -> None:
+def test_default_options_are_the_documented_ones() -> None:
     assert ShellOptions() == ShellOptions(30.0, None, None, (0,), 1048576, False)
 
 
-def test_the_page_lists_the_options_there_are() -> None:
+def test_providers_page_lists_every_shell_option() -> None:
     page = (Path(__file__).parents[3] / "docs" / "providers.md").read_text(encoding="utf-8")
     section = page.split("\n## shell\n")[1].split("\n## ")[0]
 
@@ -80,7 +81,7 @@ def test_the_page_lists_the_options_there_are() -> None:
     assert rows == list(ShellOptions.__struct_fields__)
 
 
-def test_its_time_is_an_option() -> None:
+def test_timeout_option_sets_the_wall_time() -> None:
     assert Shell().wall_seconds == 30.0
     assert Shell(ShellOptions(timeout_seconds=0)).wall_seconds is None
 
@@ -88,7 +89,7 @@ def test_its_time_is_an_option() -> None:
 @pytest.mark.parametrize(
     "options", [{"timeout_seconds": -1}, {"output_cap_bytes": -1}, {"timeout": 3}, {"shell": 1}]
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(options, ShellOptions)
 
@@ -96,45 +97,45 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
 # -- what may run
 
 
-def test_a_command_is_started_as_its_words() -> None:
+def test_command_is_split_into_words() -> None:
     found = launch(""" grep -c 'a  b' "x|y" """)
 
     assert found.argv[-4:] == ("grep", "-c", "a  b", "x|y")
     assert (found.stdin, found.rungs) == ("null", (Rung("signal", 2.0, 15),))
 
 
-def test_a_configured_command_comes_first() -> None:
+def test_configured_command_comes_first() -> None:
     assert launch("ls -l", command=("nice", "-n1")).argv[-4:] == ("nice", "-n1", "ls", "-l")
     assert launch("ls", command=("bash", "-c"), shell=True).argv[-3:] == ("bash", "-c", "ls")
 
 
-def test_with_a_shell_the_text_is_its_own() -> None:
+def test_shell_option_passes_the_text_unchanged() -> None:
     text = "echo $HOME | wc # don't"
 
     assert launch(text, shell=True).argv[-3:] == ("/bin/sh", "-c", text)
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "echo 'a", "''", "-x", "a\0b"])
-def test_what_is_no_command_is_refused(text: str) -> None:
+def test_text_that_is_not_a_command_is_refused(text: str) -> None:
     with pytest.raises(InvalidUsage, match="command"):
         launch(text)
 
 
 @pytest.mark.parametrize("text", ["ls | wc", "echo a > b", "a && b", "a ; b", "sleep 1 &"])
-def test_what_only_a_shell_understands_is_refused(text: str) -> None:
-    with pytest.raises(InvalidUsage, match="to a shell only") as caught:
+def test_shell_syntax_without_the_shell_option_is_refused(text: str) -> None:
+    with pytest.raises(InvalidUsage, match="only in a shell") as caught:
         launch(text)
 
     assert "shell = true" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["grep '|' x", r"find . -exec ls {} \;", 'echo "a > b"'])
-def test_what_is_quoted_is_a_word(text: str) -> None:
+def test_quoted_shell_syntax_is_a_word(text: str) -> None:
     assert launch(text).argv
 
 
 @pytest.mark.parametrize("text", ["rm -rf x", "/bin/rm x", "./rm", "'rm' x", "../a/rm"])
-def test_a_denied_command_is_refused_under_every_path(text: str) -> None:
+def test_denied_command_is_refused_under_every_path(text: str) -> None:
     with pytest.raises(CommandRefused, match="denied") as caught:
         launch(text, allowed=("rm",), denied=("/usr/bin/rm",))
 
@@ -148,7 +149,7 @@ def test_only_allowed_commands_run() -> None:
     assert caught.value.hint == "Allowed: ls, cat"
 
 
-def test_an_empty_list_allows_nothing() -> None:
+def test_empty_list_allows_nothing() -> None:
     with pytest.raises(CommandRefused) as caught:
         launch("ls", allowed=())
 
@@ -156,17 +157,17 @@ def test_an_empty_list_allows_nothing() -> None:
 
 
 @pytest.mark.parametrize("lists", [{"allowed": ("ls",)}, {"denied": ("rm",)}, {"denied": ()}])
-def test_a_list_and_a_shell_cannot_be_had_together(lists: dict[str, Any]) -> None:
+def test_list_of_commands_with_the_shell_option_is_refused(lists: dict[str, Any]) -> None:
     with pytest.raises(ConfigInvalid, match="by another name"):
         launch("ls", shell=True, **lists)
 
 
-def test_plan_runs_nothing() -> None:
+def test_plan_mode_runs_no_command() -> None:
     with pytest.raises(CommandRefused, match="plan"):
         launch("ls", mode="plan")
 
 
-def test_a_command_accepts_no_messages() -> None:
+def test_running_command_accepts_no_messages() -> None:
     dialect: Dialect = Shell()
 
     assert isinstance(dialect.steer(Offer("o1", "hey")), Refused)
@@ -176,7 +177,7 @@ def test_a_command_accepts_no_messages() -> None:
 
 
 @pytest.mark.parametrize("text", ["echo 'it is \"here\"  ☃'", "printf 'a\\n\\n  b\\n'", "true"])
-def test_the_journal_tells_what_was_asked_and_what_came_of_it(text: str) -> None:
+def test_journal_has_the_command_and_its_output(text: str) -> None:
     plain = subprocess.run(["/bin/sh", "-c", text], capture_output=True, check=True).stdout
     found = subprocess.run(launch(text).argv, capture_output=True, check=True).stdout
     dialect = Shell()
@@ -188,7 +189,7 @@ def test_the_journal_tells_what_was_asked_and_what_came_of_it(text: str) -> None
     assert said[-1] == TurnEnded("completed", output)
 
 
-def test_a_command_that_is_not_there_is_said_to_be_missing() -> None:
+def test_missing_command_fails_with_exit_code_127() -> None:
     done = subprocess.run(launch("no_such_command_x").argv, capture_output=True, check=False)
     dialect = Shell()
     printed(dialect, done.stdout)
@@ -198,14 +199,17 @@ def test_a_command_that_is_not_there_is_said_to_be_missing() -> None:
     assert isinstance(ended, TurnEnded)
     assert ended.error
     assert ended.diagnostic
-    assert (ended.diagnostic.exit_code, ended.error.hint) == (127, "127 mostly says: not found.")
+    assert (ended.diagnostic.exit_code, ended.error.hint) == (
+        127,
+        "127 usually means that the command was not found.",
+    )
     assert "no_such_command_x" in ended.diagnostic.stderr_excerpt
 
 
 # -- what becomes of what it prints
 
 
-def test_success_is_a_tool_a_text_and_an_end() -> None:
+def test_successful_command_is_a_completed_tool_and_turn() -> None:
     assert ran(b"a\nb\n", ProcessExit(code=0)) == [
         STARTED,
         ev.OutputRaw("stdout", "a\n"),
@@ -216,7 +220,7 @@ def test_success_is_a_tool_a_text_and_an_end() -> None:
     ]
 
 
-def test_failure_is_a_failed_tool_and_an_end_that_says_why() -> None:
+def test_failed_command_is_a_failed_tool_and_turn() -> None:
     assert durable(ran(b"half\n", ProcessExit(code=3, stderr="no such file"))) == [
         STARTED,
         ev.ToolFailed("1", "bash", {"command": "ls -l"}, "half", "code 3"),
@@ -229,7 +233,7 @@ def test_failure_is_a_failed_tool_and_an_end_that_says_why() -> None:
     ]
 
 
-def test_a_signal_is_a_failure() -> None:
+def test_command_ended_by_a_signal_fails() -> None:
     *_, ended = ran(b"", ProcessExit(signal=11))
 
     assert isinstance(ended, TurnEnded)
@@ -237,20 +241,20 @@ def test_a_signal_is_a_failure() -> None:
     assert ended.text is None
 
 
-def test_other_exit_codes_may_be_success() -> None:
+def test_configured_exit_codes_are_success() -> None:
     assert ran(b"", ProcessExit(code=1), success_exit_codes=(0, 1))[-1] == TurnEnded(
         "completed", ""
     )
     assert ran(b"", ProcessExit(code=0), success_exit_codes=(1,))[-1] != TurnEnded("completed", "")
 
 
-def test_how_a_stopped_command_ended_is_left_to_others() -> None:
+def test_stopped_command_fails_its_tool_and_does_not_end_the_turn() -> None:
     assert ran(b"a\n", ProcessExit(code=0, reason="wall_timeout"))[2:] == [
         ev.ToolFailed("1", "bash", {"command": "ls -l"}, "a", "stopped: wall_timeout")
     ]
 
 
-def test_without_our_line_the_first_one_starts_the_tool() -> None:
+def test_tool_starts_with_the_first_line_if_the_command_line_is_missing() -> None:
     dialect = Shell()
 
     said = printed(dialect, b"{}\nb\n")
@@ -259,7 +263,7 @@ def test_without_our_line_the_first_one_starts_the_tool() -> None:
     assert dialect.on_exit(ProcessExit(code=0))[-1] == TurnEnded("completed", "{}\nb")
 
 
-def test_without_a_line_the_exit_starts_and_ends_the_tool() -> None:
+def test_exit_without_output_starts_and_ends_the_tool() -> None:
     assert Shell().on_exit(ProcessExit(code=0)) == [
         ev.ToolStarted("1", "bash"),
         ev.ToolCompleted("1", "bash", tool_output=""),
@@ -268,7 +272,7 @@ def test_without_a_line_the_exit_starts_and_ends_the_tool() -> None:
     ]
 
 
-def test_bytes_that_are_no_text_are_replaced() -> None:
+def test_invalid_utf8_in_the_output_is_replaced() -> None:
     assert ran(b"a\xffb\n", ProcessExit(code=0))[-1] == TurnEnded("completed", "a\ufffdb")
 
 
@@ -287,19 +291,21 @@ def test_empty_lines_are_kept() -> None:
         (b"12345678\n9\n0\n", "12345678", 1),
     ],
 )
-def test_output_above_the_cap_is_cut_and_told_once(output: bytes, text: str, notes: int) -> None:
+def test_output_above_the_cap_is_cut_and_noted_once(output: bytes, text: str, notes: int) -> None:
     said = ran(output, ProcessExit(code=0), output_cap_bytes=8)
 
-    assert said[-1] == TurnEnded("completed", text)
+    ended = TurnEnded("completed", text)
+    assert said[-1] == (CutOutput(ended) if notes else ended)
     assert sum(isinstance(each, ev.Note) for each in said) == notes
 
 
-def test_a_cap_of_nothing_keeps_nothing() -> None:
-    assert ran(b"a\n", ProcessExit(code=0), output_cap_bytes=0)[-1] == TurnEnded("completed", "")
+def test_cap_of_zero_keeps_no_output() -> None:
+    ended = CutOutput(TurnEnded("completed", ""))
+    assert ran(b"a\n", ProcessExit(code=0), output_cap_bytes=0)[-1] == ended
 
 
 @given(st.lists(st.binary(max_size=6).filter(lambda raw: b"\n" not in raw)), st.integers(0, 20))
-def test_the_state_survives_being_saved(lines: list[bytes], cap: int) -> None:
+def test_state_survives_a_save_after_each_line(lines: list[bytes], cap: int) -> None:
     live, restored = (Shell(ShellOptions(output_cap_bytes=cap)) for _ in range(2))
     end = 0
 

@@ -34,7 +34,7 @@ def said_by(dialect: Dialect, *lines: str) -> list[DialectOutput]:
     return [said for line in lines for said in dialect.receive(Frame(line.encode(), 10))]
 
 
-def test_the_conversation_in_its_docstring_is_what_it_understands() -> None:
+def test_docstring_shows_a_conversation_that_the_template_understands() -> None:
     assert template.__doc__
     quoted = [line[15:] for line in template.__doc__.splitlines() if line[15:16] == "{"]
     dialect: Dialect = Parrot()
@@ -59,7 +59,7 @@ def test_the_conversation_in_its_docstring_is_what_it_understands() -> None:
     ]
 
 
-def test_it_resumes_and_may_be_another_program() -> None:
+def test_template_resumes_and_may_have_another_command() -> None:
     first = LaunchRequest(turn=Turn("1", "x"), cwd="/")
     later = LaunchRequest(turn=Turn("1", "x"), cwd="/", command=("polly",), resume="s1")
 
@@ -67,7 +67,7 @@ def test_it_resumes_and_may_be_another_program() -> None:
     assert Parrot().launch(later).argv == ("polly", "--jsonl", "--resume", "s1")
 
 
-def test_what_it_does_not_know_is_kept_and_what_it_cannot_read_is_an_error() -> None:
+def test_unknown_line_is_kept_and_unreadable_line_raises_a_decode_error() -> None:
     dialect = Parrot()
 
     assert said_by(dialect, '{"type":"song"}') == [ev.Unknown('{"type":"song"}')]
@@ -75,7 +75,7 @@ def test_what_it_does_not_know_is_kept_and_what_it_cannot_read_is_an_error() -> 
         said_by(dialect, "squawk")
 
 
-def test_what_it_cannot_do_it_says() -> None:
+def test_template_refuses_what_it_does_not_support() -> None:
     dialect: Dialect = Parrot()
 
     assert isinstance(dialect.steer(Offer("o1", "x")), Refused)
@@ -89,7 +89,7 @@ def test_what_it_cannot_do_it_says() -> None:
     )
 
 
-def test_it_has_less_than_80_lines_of_code() -> None:
+def test_template_has_at_most_80_lines_of_code() -> None:
     with tokenize.open(FILE) as file:
         tokens = list(tokenize.generate_tokens(file.readline))
     blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
@@ -102,4 +102,4 @@ def test_it_has_less_than_80_lines_of_code() -> None:
         for number in range(node.lineno, (node.end_lineno or 0) + 1)
     }
 
-    assert len(lines - prose) < 80
+    assert len(lines - prose) <= 80

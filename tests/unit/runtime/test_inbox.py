@@ -16,7 +16,7 @@ from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Attachment, Item, Payload
-from steadyrun.runtime.attachments import LARGEST_FILE_BYTES, MOST_FILES
+from steadyrun.runtime.attachments import LARGEST_FILE_BYTES, MOST_FILES, find_files
 from steadyrun.runtime.inbox import LONGEST_KEY, LONGEST_TEXT_BYTES, accept
 from steadyrun.stores.memory.store import MemoryStore
 from tests.support.real_cli_harness import PNG
@@ -81,14 +81,14 @@ def box(tmp_path: Path) -> Box:
     return Box(tmp_path)
 
 
-def test_what_a_message_does_not_say_its_agent_does(box: Box) -> None:
+def test_item_has_the_settings_of_its_agent_by_default(box: Box) -> None:
     [item] = box.accept("hello")
 
     assert (item.text, item.followup, item.on_lost) == ("hello", "queue", "retry")
     assert (item.kind, item.status, item.payload) == ("message", "queued", Payload())
 
 
-def test_what_a_message_says_is_stronger(box: Box) -> None:
+def test_settings_of_a_message_override_those_of_the_agent(box: Box) -> None:
     payload = Payload(metadata={"from": "mail"}, retry_of=ItemId("itm_1"))
 
     [item] = box.accept("hello", followup="steer", on_lost="fail", payload=payload)
@@ -96,7 +96,7 @@ def test_what_a_message_says_is_stronger(box: Box) -> None:
     assert (item.followup, item.on_lost, item.payload) == ("steer", "fail", payload)
 
 
-def test_a_key_makes_it_one(box: Box) -> None:
+def test_two_messages_with_one_key_are_one_item(box: Box) -> None:
     items = box.accept("hello", "hello", key="k")
 
     assert [item.text for item in items] == ["hello"]
@@ -104,18 +104,18 @@ def test_a_key_makes_it_one(box: Box) -> None:
 
 class TestTexts:
     @pytest.mark.parametrize("text", ["", " \n\t "])
-    def test_nothing_to_do_is_refused(self, box: Box, text: str) -> None:
+    def test_empty_text_is_refused(self, box: Box, text: str) -> None:
         assert "empty" in box.refuse(text).message
 
-    def test_half_a_character_is_refused_by_its_place(self, box: Box) -> None:
-        assert "half a character at 2" in box.refuse("ab\ud800").message
+    def test_lone_surrogate_is_refused_with_its_position(self, box: Box) -> None:
+        assert "incomplete character at 2" in box.refuse("ab\ud800").message
 
-    def test_the_longest_text_is_taken(self, box: Box) -> None:
+    def test_longest_text_is_accepted(self, box: Box) -> None:
         [item] = box.accept("ü" * (LONGEST_TEXT_BYTES // 2))
 
         assert len(item.text.encode()) == LONGEST_TEXT_BYTES
 
-    def test_a_longer_one_is_refused_with_both_sizes(self, box: Box) -> None:
+    def test_too_long_text_is_refused_with_both_sizes(self, box: Box) -> None:
         error = box.refuse("ü" * (5 * MIB // 2))
 
         assert isinstance(error, MessageTooLong)
@@ -123,8 +123,8 @@ class TestTexts:
         assert f"{MIB} bytes, found {5 * MIB}" in error.message
 
     @pytest.mark.parametrize("key", ["", "k" * (LONGEST_KEY + 1), "\udcff"])
-    def test_a_key_is_a_short_text(self, box: Box, key: str) -> None:
-        assert box.refuse(key=key).message.startswith("expected a")
+    def test_invalid_key_is_refused(self, box: Box, key: str) -> None:
+        assert box.refuse(key=key).message.startswith("expected ")
 
     @pytest.mark.parametrize(
         ("metadata", "found"),
@@ -135,14 +135,53 @@ class TestTexts:
             ({"wall_seconds": 1}, "must not have the key 'wall_seconds'"),
         ],
     )
-    def test_metadata_can_be_written_down(
+    def test_invalid_metadata_is_refused(
         self, box: Box, metadata: dict[str, Any], found: str
     ) -> None:
         assert found in box.refuse(payload=Payload(metadata=metadata)).message
 
 
+class TestDamagedCopies:
+    @pytest.mark.parametrize("damaged", [b"", b"samf", b"same and more"])
+    def test_damaged_copy_is_replaced_when_the_file_is_sent_again(
+        self, box: Box, damaged: bytes
+    ) -> None:
+        file = box.file("a", b"same")
+        box.accept("one", files=[file])
+        [kept] = box.kept
+        kept.write_bytes(damaged)
+
+        [item] = box.accept("two", files=[file])
+
+        assert box.kept == [kept]
+        assert kept.read_bytes() == b"same"
+        assert [place for _, place in find_files(item.payload.files, box.home)] == [str(kept)]
+
+    def test_link_in_place_of_a_copy_is_replaced_and_its_target_unchanged(self, box: Box) -> None:
+        file, other = box.file("a", b"same"), box.file("other", b"other")
+        box.accept("one", files=[file])
+        [kept] = box.kept
+        kept.unlink()
+        kept.symlink_to(other)
+
+        box.accept("two", files=[file])
+
+        assert (kept.is_symlink(), kept.read_bytes()) == (False, b"same")
+        assert other.read_bytes() == b"other"
+
+    def test_damaged_copy_is_not_used(self, box: Box) -> None:
+        [item] = box.accept("one", files=[box.file("a", b"same")])
+        box.kept[0].write_bytes(b"samf")
+
+        with pytest.raises(FileUnusable, match="its copy is damaged") as refused:
+            find_files(item.payload.files, box.home)
+
+        assert refused.value.file == "a"
+        assert "Send it again" in refused.value.hint
+
+
 class TestFiles:
-    def test_a_file_is_kept_by_its_content(self, box: Box) -> None:
+    def test_file_is_stored_under_its_digest(self, box: Box) -> None:
         file, picture = box.file("notes.txt", b"some notes"), box.file("no ending", PNG)
 
         [item] = box.accept("look", files=[file, picture])
@@ -155,13 +194,13 @@ class TestFiles:
         assert [path.name for path in box.kept] == sorted(digests)
         assert (box.home / "attachments" / digests[0]).read_bytes() == b"some notes"
 
-    def test_only_its_owner_may_read_it(self, box: Box) -> None:
+    def test_stored_file_is_private(self, box: Box) -> None:
         box.accept("look", files=[box.file("a")])
 
         [kept] = box.kept
         assert (kept.parent.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o700, 0o600)
 
-    def test_what_was_accepted_needs_its_sender_no_more(self, box: Box) -> None:
+    def test_stored_file_is_independent_of_the_original(self, box: Box) -> None:
         file = box.file("a", b"before")
 
         [item] = box.accept("look", files=[file])
@@ -169,7 +208,7 @@ class TestFiles:
 
         assert (box.home / item.payload.files[0].place).read_bytes() == b"before"
 
-    def test_the_same_content_is_kept_once(self, box: Box) -> None:
+    def test_equal_files_are_stored_once(self, box: Box) -> None:
         files = [box.file("a", b"same"), box.file("b", b"same")]
 
         items = box.accept("one", "two", files=files)
@@ -177,14 +216,14 @@ class TestFiles:
         assert [[file.name for file in item.payload.files] for item in items] == [["a", "b"]] * 2
         assert len(box.kept) == 1
 
-    def test_files_that_are_kept_already_come_first(self, box: Box) -> None:
+    def test_stored_files_of_the_payload_come_first(self, box: Box) -> None:
         before = Attachment("old", "attachments/0", 1)
 
         [item] = box.accept("look", files=[box.file("a")], payload=Payload(files=(before,)))
 
         assert [file.name for file in item.payload.files] == ["old", "a"]
 
-    def test_a_link_that_its_sender_names_is_followed(self, box: Box) -> None:
+    def test_link_named_by_the_sender_is_followed(self, box: Box) -> None:
         link = box.folder / "link.txt"
         link.symlink_to(box.file("real.txt", b"real"))
 
@@ -193,7 +232,7 @@ class TestFiles:
         [file] = item.payload.files
         assert (file.name, (box.home / file.place).read_bytes()) == ("link.txt", b"real")
 
-    def test_a_long_name_keeps_its_ending(self, box: Box) -> None:
+    def test_long_file_name_keeps_its_suffix(self, box: Box) -> None:
         [item] = box.accept("look", files=[box.file("n" * 200 + ".txt")])
 
         assert item.payload.files[0].name == "n" * 96 + ".txt"
@@ -201,26 +240,26 @@ class TestFiles:
     @pytest.mark.parametrize(
         "name", ["a\nb", "a\x1b[2Jb", "a\u202eb", "a\x7f", os.fsdecode(b"\xff")]
     )
-    def test_a_name_that_fools_a_terminal_is_refused(self, box: Box, name: str) -> None:
+    def test_file_name_with_control_characters_is_refused(self, box: Box, name: str) -> None:
         error = box.refuse(files=[box.file("good"), box.file(name)])
 
         assert "its name has control characters" in error.message
         assert error.message.isprintable()
 
     @pytest.mark.parametrize("name", ["Bericht März.txt", "1\u202f2.png", "👩\u200d🔧.md"])
-    def test_a_name_may_have_what_people_write(self, box: Box, name: str) -> None:
+    def test_file_name_may_have_unicode_characters(self, box: Box, name: str) -> None:
         [item] = box.accept("look", files=[box.file(name)])
 
         assert item.payload.files[0].name == name
 
-    def test_one_that_is_not_there_is_named(self, box: Box) -> None:
+    def test_missing_file_is_reported(self, box: Box) -> None:
         error = box.refuse(files=[box.file("there"), box.folder / "missing"])
 
         assert isinstance(error, FileUnusable)
         assert error.file == str(box.folder / "missing")
         assert "No such file" in error.problem
 
-    def test_only_regular_files_are_read(self, box: Box) -> None:
+    def test_only_regular_files_are_accepted(self, box: Box) -> None:
         os.mkfifo(box.folder / "pipe")
         (box.folder / "link").symlink_to("pipe")
         with socket.socket(socket.AF_UNIX) as listening:
@@ -231,10 +270,10 @@ class TestFiles:
 
                 assert error.message == f"{path}: expected a regular file, found something else"
 
-    def test_a_path_that_can_be_none_is_refused(self, box: Box) -> None:
+    def test_path_with_a_null_byte_is_refused(self, box: Box) -> None:
         assert "null" in box.refuse(files=[Path("x\0/y")]).message
 
-    def test_a_file_may_not_be_too_large(self, box: Box) -> None:
+    def test_too_large_file_is_refused(self, box: Box) -> None:
         sparse = box.file("large")
         os.truncate(sparse, LARGEST_FILE_BYTES + 1)
 
@@ -242,7 +281,7 @@ class TestFiles:
 
         assert f"at most {LARGEST_FILE_BYTES} bytes, found {LARGEST_FILE_BYTES + 1}" in str(error)
 
-    def test_all_together_may_not_be_too_large(self, box: Box) -> None:
+    def test_too_large_sum_of_files_is_refused(self, box: Box) -> None:
         files = [box.file(name) for name in "abc"]
         for file in files:
             os.truncate(file, 17 * MIB)
@@ -251,23 +290,23 @@ class TestFiles:
             box.refuse(files=files)
         )
 
-    def test_there_may_not_be_too_many(self, box: Box) -> None:
+    def test_too_many_files_are_refused(self, box: Box) -> None:
         files = [box.file("a")] * (MOST_FILES + 1)
 
         assert "at most 16 files, found 17" in box.refuse(files=files).message
         assert len(box.accept("look", files=files[:-1])[0].payload.files) == MOST_FILES
 
-    def test_there_may_not_be_more_pictures_than_a_prompt_takes(self, box: Box) -> None:
+    def test_too_many_images_are_refused(self, box: Box) -> None:
         assert "at most 10 images, found 11" in box.refuse(files=[box.file("a", PNG)] * 11).message
 
-    def test_a_home_that_cannot_be_written_to_is_named(self, box: Box) -> None:
+    def test_home_that_cannot_be_written_is_reported(self, box: Box) -> None:
         box.home.mkdir()
         (box.home / "attachments").write_text("in the way")
 
         with pytest.raises(StoreUnusable, match="attachments: a file cannot be stored"):
             box.accept("look", files=[box.file("a")])
 
-    def test_a_copy_that_did_not_fit_leaves_nothing_behind(self, box: Box) -> None:
+    def test_failed_copy_leaves_no_file(self, box: Box) -> None:
         file, limits = box.file("a", b"x" * 4096), resource.getrlimit(resource.RLIMIT_FSIZE)
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.model.secret import REDACTED, Scrubber, Secret
+from steadyrun.model.secret import Scrubber, Secret
+from steadyrun.model.token_shapes import REDACTED
 from steadyrun.runtime.log import (
     LOG_EVENTS,
     LONGEST_FIELD,
@@ -63,9 +64,7 @@ def formatted(name: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", LOG_EVENTS, ids=lambda kind: kind.name)
-def test_every_fact_is_one_line_with_its_time_level_and_fields(
-    kind: LogEventKind, reader: Reader
-) -> None:
+def test_every_log_event_is_one_json_line(kind: LogEventKind, reader: Reader) -> None:
     log_event(kind.name, agent="agt_1", count=3, seconds=0.5, is_kept=True, item=None)
 
     line = reader.line()
@@ -82,7 +81,7 @@ def test_every_fact_is_one_line_with_its_time_level_and_fields(
     }
 
 
-def test_the_list_of_facts_is_whole_and_each_says_what_it_means() -> None:
+def test_every_log_event_has_a_meaning() -> None:
     names = [kind.name for kind in LOG_EVENTS]
 
     assert sorted(names) == sorted(get_args(LogEventName))
@@ -104,14 +103,25 @@ def test_the_list_of_facts_is_whole_and_each_says_what_it_means() -> None:
         ("sk-ant-api03-" + "x" * 40, REDACTED),
     ],
 )
-def test_what_may_not_be_told_is_cut_and_named(value: Any, told: Any, reader: Reader) -> None:
+def test_forbidden_field_value_is_cut_and_named(value: Any, told: Any, reader: Reader) -> None:
     log_event("run.ended", run="run_1", reason=value)
 
     line = reader.line()
     assert (line["run"], line["reason"], line["cut"]) == ("run_1", told, ["reason"])
 
 
-def test_a_field_cannot_pass_for_one_of_ours(reader: Reader) -> None:
+@pytest.mark.parametrize("shown", range(1, len(SECRET)))
+def test_secret_across_the_limit_of_a_field_is_removed(shown: int, reader: Reader) -> None:
+    before = "x/" * LONGEST_FIELD
+
+    log_event("run.ended", run=before[: LONGEST_FIELD - shown] + SECRET + before)
+
+    line = reader.line()
+    assert SECRET[:6] not in line["run"]
+    assert (len(line["run"]), line["cut"]) == (LONGEST_FIELD, ["run"])
+
+
+def test_field_cannot_replace_a_standard_key(reader: Reader) -> None:
     log_event("run.ended", level="x", at="x", fact="x", cut=None)
 
     line = reader.line()
@@ -120,7 +130,7 @@ def test_a_field_cannot_pass_for_one_of_ours(reader: Reader) -> None:
     assert line["cut"] == ["level", "at", "fact", "cut"]
 
 
-def test_a_bug_is_told_by_its_type_and_place_without_its_words(reader: Reader) -> None:
+def test_bug_is_logged_with_its_type_and_place_without_its_message(reader: Reader) -> None:
     with pytest.raises(ValueError, match="prompt") as caught:
         int("the prompt was")
     log_bug(caught.value, agent="agt_1")
@@ -131,13 +141,13 @@ def test_a_bug_is_told_by_its_type_and_place_without_its_words(reader: Reader) -
     assert (line["agent"], "prompt" in str(line)) == ("agt_1", False)
 
 
-def test_an_error_that_was_never_raised_has_no_place(reader: Reader) -> None:
+def test_error_that_was_not_raised_has_no_place(reader: Reader) -> None:
     log_bug(ValueError())
 
     assert reader.line()["where"] is None
 
 
-def test_what_is_no_fact_is_a_bug_and_its_words_are_not_told(reader: Reader) -> None:
+def test_unknown_log_event_is_logged_as_a_bug_without_its_text(reader: Reader) -> None:
     LOG.warning("the prompt was %s", "x")
     log_event("no.such", agent="agt_1")  # type: ignore[arg-type]
 
@@ -156,7 +166,7 @@ def test_events_after_the_log_is_closed_are_not_printed(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == ""
 
 
-def test_a_reader_that_is_gone_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_stderr_does_not_break_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = StringIO()
     gone.close()
     monkeypatch.setattr("sys.stderr", gone)
@@ -166,13 +176,13 @@ def test_a_reader_that_is_gone_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 @given(st.dictionaries(st.text(), values))
-def test_whatever_is_told_is_one_line_of_json_with_one_word_fields(fields: dict[str, Any]) -> None:
+def test_any_fields_are_logged_as_one_json_line(fields: dict[str, Any]) -> None:
     line = formatted("run.ended", fields)
 
     assert line["fact"] == "run.ended"
     for name, value in fields.items():
-        is_told = name in line and line[name] == value and name not in line.get("cut", [])
+        is_logged = name in line and line[name] == value and name not in line.get("cut", [])
         is_nan = isinstance(value, float) and not math.isfinite(value)
-        assert is_told or is_nan or name in line["cut"]
-        if isinstance(value, str) and is_told:
+        assert is_logged or is_nan or name in line["cut"]
+        if isinstance(value, str) and is_logged:
             assert value == "" or value.split() == [value]

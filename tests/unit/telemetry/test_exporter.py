@@ -24,7 +24,7 @@ from steadyrun.telemetry.exporter import MOST_SENT, Exporter
 from steadyrun.telemetry.otlp import LONGEST_TEXT, OtlpCollector, build_address
 from steadyrun.telemetry.spans import SpanData
 from tests.support.daemon_harness import capture_log, wait_for
-from tests.support.fake_daemon import Play, SmallDaemon, opened
+from tests.support.fake_daemon import FakeDaemon, Play, open_context
 from tests.support.otlp_collector import collecting
 
 PATIENCE_SECONDS = 20.0
@@ -32,8 +32,8 @@ SECRET = "hunter2-hunter2"
 TOOL = (ev.ToolStarted("call_1", "Bash"), ev.ToolCompleted("call_1", "Bash"))
 
 
-class Took:
-    """A collector that refuses as often as it is told to."""
+class FakeCollector:
+    """A collector that refuses the given number of batches."""
 
     def __init__(self, refusals: int = 0) -> None:
         self.batches: list[list[SpanData]] = []
@@ -55,7 +55,7 @@ class Took:
 class Record:
     """A record to write runs into."""
 
-    def __init__(self, daemon: SmallDaemon) -> None:
+    def __init__(self, daemon: FakeDaemon) -> None:
         self._daemon, self.store = daemon, daemon.store
 
     async def begin(self, text: str = "go") -> Play:
@@ -85,7 +85,7 @@ class Record:
 
     async def told(
         self,
-        took: Took,
+        took: FakeCollector,
         *,
         content: bool = False,
         waits: Sequence[float] = (),
@@ -94,7 +94,7 @@ class Record:
     ) -> None:
         """Export what there is, as a daemon that starts and ends does, not before `until`."""
         scrubber = Scrubber([Secret(SECRET)])
-        exporter = Exporter(store or self.store, took, scrubber, content=content, waits=waits)
+        exporter = Exporter(store or self.store, took.send, scrubber, content=content, waits=waits)
         await exporter.begin()
         async with task_group() as tasks:
             tasks.start_soon(exporter.run)
@@ -106,118 +106,102 @@ class Record:
 async def recording(place: Path) -> AsyncIterator[Record]:
     """A record that was exported once while it was empty."""
     with anyio.fail_after(PATIENCE_SECONDS):
-        async with opened(place) as (_, daemon):
+        async with open_context(place) as (_, daemon):
             record = Record(daemon)
-            await record.told(Took())
+            await record.told(FakeCollector())
             yield record
 
 
-def test_what_was_there_before_the_first_time_is_not_told(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with opened(tmp_path) as (_, daemon):
-            record, took = Record(daemon), Took()
-            await record.end(await record.begin("old"))
+async def test_runs_before_the_first_export_are_not_exported(tmp_path: Path) -> None:
+    async with open_context(tmp_path) as (_, daemon):
+        record, took = Record(daemon), FakeCollector()
+        await record.end(await record.begin("old"))
+        await record.told(took)
+        assert took.names == []
+
+        await record.end(await record.begin("new"))
+        await record.told(took)
+        await record.told(took)
+
+    assert took.names == ["invoke_agent new"]
+
+
+async def test_run_that_continued_between_exports_is_exported_from_its_beginning(
+    tmp_path: Path,
+) -> None:
+    async with recording(tmp_path) as record:
+        first, second = FakeCollector(), FakeCollector()
+        play = await record.begin("ada")
+        await play.say(TOOL[0])
+        await record.told(first)
+
+        await record.end(play, TOOL[1])
+        await record.told(second)
+
+        begun = (await record.store.events())[0]
+        started = next(e for e in await record.store.events() if e.event == TOOL[0])
+    assert first.names == []
+    assert second.names == ["execute_tool Bash", "invoke_agent ada"]
+    [[tool, run]] = second.batches
+    assert (run.start, tool.start) == (begun.at, started.at)
+    assert run.attributes["steadyrun.item"]
+
+
+async def test_refused_spans_are_sent_again_and_logged_once(tmp_path: Path) -> None:
+    async with recording(tmp_path) as record:
+        await record.end(await record.begin("ada"))
+        took = FakeCollector(refusals=2)
+        with capture_log() as told:
+            await record.told(took, until=lambda: took.batches, waits=(0, 0, 0))
+    assert took.names == ["invoke_agent ada"]
+    assert took.tries == 3
+    assert told.facts_of("telemetry.failed") == [{"spans": 1}]
+    assert told.facts_of("telemetry.dropped") == []
+
+
+async def test_spans_refused_too_often_are_dropped_and_later_spans_sent(tmp_path: Path) -> None:
+    async with recording(tmp_path) as record:
+        await record.end(await record.begin("ada"))
+        took = FakeCollector(refusals=3)
+        with capture_log() as told:
+            dropped = partial(told.facts_of, "telemetry.dropped")
+            await record.told(took, until=dropped, waits=(0, 0))
+            await record.end(await record.begin("bob"))
             await record.told(took)
-            assert took.names == []
-
-            await record.end(await record.begin("new"))
-            await record.told(took)
-            await record.told(took)
-
-        assert took.names == ["invoke_agent new"]
-
-    anyio.run(main)
+    assert took.names == ["invoke_agent bob"]
+    assert told.facts_of("telemetry.dropped") == [{"spans": 1}]
 
 
-def test_run_that_continued_between_exports_is_exported_from_its_beginning(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with recording(tmp_path) as record:
-            first, second = Took(), Took()
-            play = await record.begin("ada")
-            await play.say(TOOL[0])
-            await record.told(first)
+async def test_spans_not_sent_before_the_stop_are_sent_by_the_next_exporter(tmp_path: Path) -> None:
+    async with recording(tmp_path) as record:
+        await record.end(await record.begin("ada"))
+        took = FakeCollector(refusals=100)
+        await record.told(took, waits=(60.0,))
+        assert took.names == []
 
-            await record.end(play, TOOL[1])
-            await record.told(second)
+        took.tries = 100
+        await record.told(took)
 
-            begun = (await record.store.events())[0]
-            started = next(e for e in await record.store.events() if e.event == TOOL[0])
-        assert first.names == []
-        assert second.names == ["execute_tool Bash", "invoke_agent ada"]
-        [[tool, run]] = second.batches
-        assert (run.start, tool.start) == (begun.at, started.at)
-        assert run.attributes["steadyrun.item"]
-
-    anyio.run(main)
+    assert took.names == ["invoke_agent ada"]
 
 
-def test_what_was_refused_is_tried_again_and_told_as_a_fact_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with recording(tmp_path) as record:
-            await record.end(await record.begin("ada"))
-            took = Took(refusals=2)
-            with capture_log() as told:
-                await record.told(took, until=lambda: took.batches, waits=(0, 0, 0))
-        assert took.names == ["invoke_agent ada"]
-        assert took.tries == 3
-        assert told.facts_of("telemetry.failed") == [{"spans": 1}]
-        assert told.facts_of("telemetry.dropped") == []
-
-    anyio.run(main)
+async def test_many_spans_are_sent_in_batches(tmp_path: Path) -> None:
+    async with recording(tmp_path) as record:
+        tools = [
+            each
+            for n in range(MOST_SENT)
+            for each in (ev.ToolStarted(f"c{n}", "Bash"), ev.ToolCompleted(f"c{n}", "Bash"))
+        ]
+        await record.end(await record.begin("ada"), *tools)
+        took = FakeCollector()
+        await record.told(took)
+    assert [len(batch) for batch in took.batches] == [MOST_SENT, 1]
 
 
-def test_what_is_never_taken_is_left_out_and_the_next_is_told(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with recording(tmp_path) as record:
-            await record.end(await record.begin("ada"))
-            took = Took(refusals=3)
-            with capture_log() as told:
-                dropped = partial(told.facts_of, "telemetry.dropped")
-                await record.told(took, until=dropped, waits=(0, 0))
-                await record.end(await record.begin("bob"))
-                await record.told(took)
-        assert took.names == ["invoke_agent bob"]
-        assert told.facts_of("telemetry.dropped") == [{"spans": 1}]
-
-    anyio.run(main)
-
-
-def test_what_could_not_be_sent_before_the_end_is_there_for_the_next(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with recording(tmp_path) as record:
-            await record.end(await record.begin("ada"))
-            took = Took(refusals=100)
-            await record.told(took, waits=(60.0,))
-            assert took.names == []
-
-            took.tries = 100
-            await record.told(took)
-
-        assert took.names == ["invoke_agent ada"]
-
-    anyio.run(main)
-
-
-def test_many_are_sent_in_batches(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with recording(tmp_path) as record:
-            tools = [
-                each
-                for n in range(MOST_SENT)
-                for each in (ev.ToolStarted(f"c{n}", "Bash"), ev.ToolCompleted(f"c{n}", "Bash"))
-            ]
-            await record.end(await record.begin("ada"), *tools)
-            took = Took()
-            await record.told(took)
-        assert [len(batch) for batch in took.batches] == [MOST_SENT, 1]
-
-    anyio.run(main)
-
-
-def test_what_was_asked_goes_out_without_secrets_and_only_if_wanted(tmp_path: Path) -> None:
+def test_content_is_exported_only_on_request_and_without_secrets(tmp_path: Path) -> None:
     async def main() -> tuple[str, str]:
         async with recording(tmp_path) as record:
-            plain, took = Took(), Took()
+            plain, took = FakeCollector(), FakeCollector()
             await record.end(await record.begin(f"ask-{SECRET}"))
             await record.told(plain)
             await record.end(await record.begin(f"again-{SECRET}"), text=f"so {SECRET}")
@@ -248,24 +232,21 @@ class Failing:
 
 
 @pytest.mark.parametrize("verb", ["events", "put"])
-def test_a_store_that_fails_is_a_fact_and_no_span_is_missed(tmp_path: Path, verb: str) -> None:
-    async def main() -> None:
-        async with recording(tmp_path) as record:
-            await record.end(await record.begin("ada"))
-            took, store = Took(), record.store
-            with capture_log() as told:
-                await record.told(took, store=Failing(store, verb))
-            await record.told(took)
-        assert told.facts_of("store.failed") == [{"error": "store_full"}]
-        # Told twice at most, and then it is the same.
-        assert set(took.names) == {"invoke_agent ada"}
-        assert len({span.id for batch in took.batches for span in batch}) == 1
-
-    anyio.run(main)
+async def test_store_failure_is_logged_and_no_span_is_missed(tmp_path: Path, verb: str) -> None:
+    async with recording(tmp_path) as record:
+        await record.end(await record.begin("ada"))
+        took, store = FakeCollector(), record.store
+        with capture_log() as told:
+            await record.told(took, store=Failing(store, verb))
+        await record.told(took)
+    assert told.facts_of("store.failed") == [{"error": "store_full"}]
+    # Told twice at most, and then it is the same.
+    assert set(took.names) == {"invoke_agent ada"}
+    assert len({span.id for batch in took.batches for span in batch}) == 1
 
 
 def test_error_in_the_exporter_is_logged_and_not_raised(tmp_path: Path) -> None:
-    class Broken(Took):
+    class Broken(FakeCollector):
         def send(self, spans: Sequence[SpanData]) -> bool:
             raise ValueError(spans)
 
@@ -280,10 +261,10 @@ def test_error_in_the_exporter_is_logged_and_not_raised(tmp_path: Path) -> None:
     assert told.facts_of("bug")[0]["error"] == "ValueError"
 
 
-def test_a_text_that_is_too_long_is_cut_and_a_refusal_is_told(tmp_path: Path) -> None:
+def test_long_text_is_cut_and_refusal_is_reported(tmp_path: Path) -> None:
     async def main() -> list[SpanData]:
         async with recording(tmp_path) as record:
-            took = Took()
+            took = FakeCollector()
             await record.end(await record.begin("ada"), text="x" * LONGEST_TEXT * 2)
             await record.told(took, content=True)
             return took.batches[0]
@@ -302,7 +283,7 @@ def test_a_text_that_is_too_long_is_cut_and_a_refusal_is_told(tmp_path: Path) ->
     assert collector.asked[0][1]["x-team"] == "blue"
 
 
-def test_the_tracers_of_the_process_are_not_ours() -> None:
+def test_global_tracer_provider_is_unchanged() -> None:
     before = get_tracer_provider()
 
     OtlpCollector("http://127.0.0.1:4318", {}).close()
@@ -319,5 +300,5 @@ def test_the_tracers_of_the_process_are_not_ours() -> None:
         ("https://example.org/otlp/v1/traces", "https://example.org/otlp/v1/traces"),
     ],
 )
-def test_an_endpoint_may_be_named_with_and_without_its_path(endpoint: str, url: str) -> None:
+def test_endpoint_is_accepted_with_and_without_its_path(endpoint: str, url: str) -> None:
     assert build_address(endpoint) == url

@@ -43,18 +43,18 @@ def the_run(*events: Event, content: bool = False, provider: str = "claude") -> 
 
 
 class TestTheRun:
-    def test_it_goes_from_the_first_event_to_the_last(self) -> None:
+    def test_span_of_a_run_covers_its_first_and_last_event(self) -> None:
         span = the_run(BEGUN, ev.TextFinal("hm"), DONE)
 
         assert (span.name, span.kind, span.parent) == ("invoke_agent ada", "client", None)
         assert (span.start, span.end) == (second(1), second(3))
 
-    def test_one_that_never_began_says_how_long_it_took(self) -> None:
+    def test_span_of_a_run_without_a_start_has_its_duration(self) -> None:
         span = the_run(ev.RunFailed("failed", duration_ms=400))
 
         assert span.end - span.start == timedelta(milliseconds=400)
 
-    def test_it_names_the_maker_by_the_kind_of_the_provider(self) -> None:
+    def test_provider_name_follows_the_kind_of_the_provider(self) -> None:
         spans = SpanBuilder(kinds={"work": "claude", "claude": "claude"})
         seen = [*record(DONE, provider="work"), *record(DONE, provider="claude")]
 
@@ -69,20 +69,18 @@ class TestTheRun:
         ("provider", "name"),
         [("claude", "anthropic"), ("codex", "openai"), ("scripted", "scripted")],
     )
-    def test_the_provider_has_the_name_that_the_conventions_give_it(
-        self, provider: str, name: str
-    ) -> None:
+    def test_provider_name_follows_the_conventions(self, provider: str, name: str) -> None:
         span = the_run(BEGUN, DONE, provider=provider)
 
         assert span.attributes["gen_ai.provider.name"] == name
 
-    def test_the_model_that_was_asked_for_is_not_the_one_that_answers(self) -> None:
+    def test_request_model_and_response_model_are_different_attributes(self) -> None:
         span = the_run(BEGUN, ev.StatsUpdated("opus-4"), ev.StatsUpdated(), DONE)
 
         assert span.attributes["gen_ai.request.model"] == "opus"
         assert span.attributes["gen_ai.response.model"] == "opus-4"
 
-    def test_what_came_from_a_cache_is_part_of_the_input(self) -> None:
+    def test_cached_tokens_are_part_of_the_input_tokens(self) -> None:
         span = the_run(BEGUN, ev.RunCompleted("completed", usage=Usage(5, 7, 100, 20)))
 
         used = {k: v for k, v in span.attributes.items() if k.startswith("gen_ai.usage.")}
@@ -93,7 +91,7 @@ class TestTheRun:
             "gen_ai.usage.cache_creation.input_tokens": 20,
         }
 
-    def test_what_is_not_known_is_left_out_and_a_zero_is_not(self) -> None:
+    def test_unknown_values_are_left_out_and_zeros_are_kept(self) -> None:
         unknown = the_run(BEGUN, DONE).attributes
         zero = the_run(
             BEGUN, ev.RunCompleted("completed", usage=Usage(0, 0), cost=Cost(0, "known"))
@@ -117,7 +115,7 @@ class TestTheRun:
             (ev.RunRateLimited("rate_limited", error=ErrorFact("limit", "")), "limit"),
         ],
     )
-    def test_what_went_wrong_is_a_code(self, ended: Event, error: str | None) -> None:
+    def test_error_type_of_a_run_is_a_code(self, ended: Event, error: str | None) -> None:
         span = the_run(BEGUN, ended)
 
         assert span.is_error == (error is not None)
@@ -126,7 +124,7 @@ class TestTheRun:
 
 
 class TestTools:
-    def test_each_is_below_its_run(self) -> None:
+    def test_span_of_a_tool_is_a_child_of_its_run(self) -> None:
         seen = record(BEGUN, TOOL, ev.ToolCompleted("call_1", "Bash", None, "a b"), DONE)
 
         tool, run = heard(seen)
@@ -148,7 +146,7 @@ class TestTools:
         ("failed", "code"),
         [("no such file: /etc/x", "tool_failed"), ("still_running", "still_running")],
     )
-    def test_why_one_failed_is_a_code_too(self, failed: str, code: str) -> None:
+    def test_error_type_of_a_tool_is_a_code(self, failed: str, code: str) -> None:
         tool, _ = heard(record(BEGUN, TOOL, ev.ToolFailed("call_1", "Bash", error=failed), DONE))
 
         assert (tool.is_error, tool.attributes["error.type"]) == (True, code)
@@ -160,14 +158,14 @@ class TestTools:
         assert (tool.name, tool.end) == ("execute_tool Bash", run.end)
         assert tool.attributes["error.type"] == "still_running"
 
-    def test_one_whose_beginning_was_not_told_is_told_all_the_same(self) -> None:
+    def test_tool_without_a_start_has_a_span(self) -> None:
         tool, _ = heard(record(BEGUN, ev.ToolCompleted("call_9", "Read"), DONE))
 
         assert (tool.name, tool.start, tool.end) == ("execute_tool Read", second(2), second(2))
 
 
 class TestContent:
-    def test_is_there_only_if_it_is_wanted(self) -> None:
+    def test_content_is_included_only_on_request(self) -> None:
         seen = record(BEGUN, TOOL, ev.ToolCompleted("call_1", "Bash", None, {"out": 1}), DONE)
 
         tool, run = heard(seen, content=True)
@@ -179,18 +177,18 @@ class TestContent:
         assert "all is well" not in str(plain)
         assert "command" not in str(plain)
 
-    def test_of_a_tool_that_failed_it_is_what_it_said(self) -> None:
+    def test_content_of_a_failed_tool_is_its_error(self) -> None:
         failed = ev.ToolFailed("call_1", "Bash", error="no such file")
         tool, _ = heard(record(BEGUN, TOOL, failed, DONE), content=True)
 
         assert tool.attributes["gen_ai.tool.call.result"] == "no such file"
 
 
-def test_what_belongs_to_no_run_is_no_span() -> None:
+def test_event_without_a_run_has_no_span() -> None:
     assert heard(record(ev.TokenBound("x"), ev.GateOpened("claude"), run=None)) == []
 
 
-def test_a_run_is_forgotten_with_its_end() -> None:
+def test_ended_run_is_removed_from_the_builder() -> None:
     spans = SpanBuilder()
     first, last = record(BEGUN, DONE)
     spans.read(first)
@@ -201,7 +199,7 @@ def test_a_run_is_forgotten_with_its_end() -> None:
     assert not spans.has_open(RUN)
 
 
-def test_every_name_is_one_of_the_conventions_or_ours() -> None:
+def test_every_attribute_is_from_the_conventions_or_begins_with_steadyrun() -> None:
     known = {
         value for module in (gen_ai_attributes, error_attributes) for value in constants(module)
     }

@@ -15,7 +15,7 @@ def told(program: Path, said: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_says_reads_complains_and_exits(tmp_path: Path) -> None:
+def test_fake_cli_prints_reads_and_exits(tmp_path: Path) -> None:
     cli = (
         FakeCli()
         .print_lines({"type": "ready"})
@@ -31,7 +31,7 @@ def test_it_says_reads_complains_and_exits(tmp_path: Path) -> None:
     assert (done.stderr, done.returncode) == ("oh\n", 3)
 
 
-def test_without_input_it_ends_where_it_would_read(tmp_path: Path) -> None:
+def test_fake_cli_ends_when_its_input_ends(tmp_path: Path) -> None:
     cli = FakeCli().print_lines("first").read().print_lines("second")
 
     done = told(cli.build(tmp_path / "cli"), "")
@@ -39,7 +39,7 @@ def test_without_input_it_ends_where_it_would_read(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("first\n", 0)
 
 
-def test_a_recording_is_answered_under_the_ids_of_today(tmp_path: Path) -> None:
+def test_recording_is_replayed_with_the_ids_of_the_requests(tmp_path: Path) -> None:
     recording = [
         {"t": 0, "dir": "in", "msg": {"id": 1, "method": "start", "params": {"text": "x"}}},
         {"t": 1, "dir": "out", "msg": {"id": 1, "result": {"threadId": "t-1", "count": 1}}},
@@ -58,12 +58,12 @@ def test_a_recording_is_answered_under_the_ids_of_today(tmp_path: Path) -> None:
     assert done.stderr == "bye\n"
 
 
-def test_what_is_no_recording_is_refused() -> None:
+def test_invalid_recording_is_refused() -> None:
     with pytest.raises(ValueError, match="dir must be in, out or err"):
         replay_recording([{"dir": "sideways", "msg": "x"}])
 
 
-def test_words_that_are_not_json_are_refused_by_name(tmp_path: Path) -> None:
+def test_input_that_is_not_json_is_refused(tmp_path: Path) -> None:
     done = told(FakeCli().read({"id": 1}).build(tmp_path / "cli"), "hello\n")
 
     assert "not JSON: hello" in done.stderr

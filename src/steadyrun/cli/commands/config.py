@@ -98,7 +98,7 @@ def _describe_files(places: Locations) -> dict[str, Any]:
 
 
 def _describe_trust(trusted: bool) -> str:
-    return "trusted" if trusted else "not trusted: it can set harmless keys only"
+    return "trusted" if trusted else "not trusted: it may set models only"
 
 
 def _print_json(document: dict[str, Any]) -> int:

@@ -5,28 +5,40 @@ import stat
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import anyio
 from msgspec import Struct
 
+from steadyrun.api.server import locate_lock
 from steadyrun.app.diagnostics import (
     BUILT_IN,
-    DAEMON_LOCK,
     ProviderInfo,
-    check_store,
     find_daemon,
+    find_damage,
+    find_loose_modes,
     find_providers,
+    find_set_aside,
+    find_shortage,
+    is_answering,
+    locate_database,
 )
 from steadyrun.cli.commands.providers import format_version
 from steadyrun.cli.output.format import sanitize, to_json
-from steadyrun.cli.systemd import REQUIRED_SETTINGS, SystemdUnit, find_units
+from steadyrun.cli.systemd import (
+    ADVISED_SETTINGS,
+    REQUIRED_SETTINGS,
+    SystemdUnit,
+    find_units,
+)
 from steadyrun.config import load, locate, to_printable
 from steadyrun.config.locations import get_environ
 from steadyrun.errors import SteadyrunError
 
 OLDEST_PYTHON = (3, 11)
+_MOST_SHOWN = 5
 
 
 class Finding(Struct, frozen=True):
@@ -39,7 +51,7 @@ class Finding(Struct, frozen=True):
 
 
 def doctor(args: Namespace) -> int:
-    findings = list(run_checks(locate().home))
+    findings = list(run_checks(locate().home, is_deep=args.deep))
     if args.json:
         print(to_json({"checks": findings}))
     else:
@@ -50,13 +62,17 @@ def doctor(args: Namespace) -> int:
     return 1 if any(finding.state == "fail" for finding in findings) else 0
 
 
-def run_checks(home: Path) -> Iterator[Finding]:
+def run_checks(home: Path, *, is_deep: bool = False) -> Iterator[Finding]:
     yield _check_python()
     yield _check_config()
     yield from _check_home(home)
-    yield _check_store(home)
+    yield from _check_modes(home)
+    yield from _check_space(home)
+    yield from _check_store(home, is_deep=is_deep)
     yield _check_daemon(home)
-    yield from _check_systemd(get_environ())
+    yield from _check_processes(home)
+    # There is no finding if no unit starts a daemon.
+    yield from map(_check_unit, find_units(get_environ()))
     yield from _check_providers()
 
 
@@ -153,49 +169,108 @@ def _check_home(home: Path) -> Iterator[Finding]:
         yield Finding("home", "ok", f"{shown} (mode 0700)")
 
 
-def _check_store(home: Path) -> Finding:
+def _check_modes(home: Path) -> Iterator[Finding]:
+    """There is no finding if all modes are as they should be."""
+    loose = find_loose_modes(home)
+    if loose:
+        names = ", ".join(to_printable(path.relative_to(home)) for path in loose[:_MOST_SHOWN])
+        more = f" and {len(loose) - _MOST_SHOWN} more" if len(loose) > _MOST_SHOWN else ""
+        detail = f"other users of this machine may use {names}{more}"
+        yield Finding("modes", "warn", detail, f"chmod -R go-rwx {to_printable(home)}")
+
+
+def _check_space(home: Path) -> Iterator[Finding]:
+    """There is no finding if there is enough space."""
     try:
-        store = anyio.run(check_store, home)
+        shortage = find_shortage(home)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        shortage = str(error.strerror)
+    if shortage:
+        detail = f"{to_printable(home)}: {shortage}"
+        yield Finding("space", "fail", detail, "Free some space there: no CLI can work.")
+
+
+def _check_store(home: Path, *, is_deep: bool) -> Iterator[Finding]:
+    path = locate_database(home)
+    shown = to_printable(path)
+    try:
+        if not path.exists():
+            yield Finding("store", "ok", f"{shown} does not exist yet")
+            return
+        damage = anyio.run(partial(find_damage, home, is_deep=is_deep))
+        size = path.stat().st_size
     except (SteadyrunError, OSError) as error:
         hint = error.hint if isinstance(error, SteadyrunError) else ""
-        return Finding("store", "fail", str(error).partition("\n")[0], hint)
-    shown = to_printable(store.path)
-    if not store.exists:
-        return Finding("store", "ok", f"{shown} does not exist yet")
-    if store.damage:
-        return Finding("store", "fail", f"{shown}: {store.damage}", "Restore it from a backup.")
-    return Finding("store", "ok", f"{shown} ({store.size_bytes} bytes, no damage found)")
+        yield Finding("store", "fail", str(error).partition("\n")[0], hint)
+        return
+    for problem in damage[:_MOST_SHOWN]:
+        yield Finding("store", "fail", f"{shown}: {problem}", "Restore it: steadyrun restore FILE")
+    if len(damage) > _MOST_SHOWN:
+        yield Finding("store", "fail", f"{shown}: {len(damage) - _MOST_SHOWN} more problems")
+    if not damage:
+        how = "all rows were read" if is_deep else "no damage found"
+        yield Finding("store", "ok", f"{shown} ({size} bytes, {how})")
 
 
 def _check_daemon(home: Path) -> Finding:
     try:
-        daemon = find_daemon(home)
+        pid = find_daemon(home)
     except OSError as error:
-        shown = to_printable(home / DAEMON_LOCK)
+        shown = to_printable(locate_lock(home))
         return Finding("daemon", "warn", f"{shown}: {error.strerror}", f"chmod u+rw {shown}")
-    if not daemon.is_running:
+    if pid is None and is_answering(home):
+        shown = to_printable(locate_lock(home))
+        detail = f"a daemon answers, but {shown} is missing or not locked"
+        repair = "A daemon restores it within seconds; otherwise: steadyrun down, steadyrun up"
+        return Finding("daemon", "fail", detail, repair)
+    if pid is None:
         return Finding("daemon", "ok", "not running; `steadyrun up` starts it")
-    return Finding("daemon", "ok", f"running (pid {daemon.pid})" if daemon.pid else "running")
+    return Finding("daemon", "ok", f"running (pid {pid})" if pid.isdecimal() else "running")
 
 
-def _check_systemd(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the units that start a daemon. There is no finding if there is no such unit."""
-    for unit in find_units(environ):
-        yield _check_unit(unit)
+def _check_processes(home: Path) -> Iterator[Finding]:
+    """There is a finding for each process that is set aside."""
+    for process, reason in find_set_aside(home):
+        shown = to_printable(home / "processes" / process)
+        repair = f"Its files are kept in {shown} for daemon.keep_days; `steadyrun inbox --all`"
+        detail = f"{process} is set aside: {reason}"
+        yield Finding("process", "warn", detail, f"{repair} shows what to send again.")
 
 
 def _check_unit(unit: SystemdUnit) -> Finding:
     shown = to_printable(unit.path)
     if unit.problem:
         return Finding("systemd", "warn", f"{shown}: {unit.problem}", "Make it readable.")
+    if unit.absent:
+        detail = f"{shown} starts {unit.absent}, which does not exist"
+        return Finding("systemd", "fail", detail, "Install steadyrun there, or change ExecStart.")
+    if not unit.wrong and unit.missing:
+        return _report_unwatched(shown, unit)
     if not unit.wrong:
         settings = ", ".join(f"{key}={value}" for key, value in REQUIRED_SETTINGS.items())
         return Finding("systemd", "ok", f"{shown} ({settings})")
-    found = ", ".join(f"{key}={value or '(not set)'}" for key, value in unit.wrong.items())
-    wanted = " and ".join(f"{key}={REQUIRED_SETTINGS[key]}" for key in unit.wrong)
-    detail = f"{shown} has {found}: systemd would stop agents with the daemon or with each other"
-    repair = (
-        f"Set {wanted} in its [Service] section, then run `systemctl daemon-reload` "
+    detail = (
+        f"{shown} has {_format_settings(unit.wrong)}: systemd would stop agents with the daemon or"
+        " with each other"
+    )
+    return Finding("systemd", "fail", detail, _describe_repair(unit.wrong, REQUIRED_SETTINGS))
+
+
+def _report_unwatched(shown: str, unit: SystemdUnit) -> Finding:
+    """Report a unit with which the daemon works, but is not restarted when it is stuck."""
+    detail = f"{shown} has {_format_settings(unit.missing)}: systemd does not notice a stuck daemon"
+    return Finding("systemd", "warn", detail, _describe_repair(unit.missing, ADVISED_SETTINGS))
+
+
+def _format_settings(found: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{key}={value or '(not set)'}" for key, value in found.items())
+
+
+def _describe_repair(found: Mapping[str, str | None], wanted: Mapping[str, str]) -> str:
+    settings = " and ".join(f"{key}={wanted[key]}" for key in found)
+    return (
+        f"Set {settings} in its [Service] section, then run `systemctl daemon-reload` "
         "(with --user for a user unit)."
     )
-    return Finding("systemd", "fail", detail, repair)

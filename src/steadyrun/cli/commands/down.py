@@ -7,12 +7,22 @@ from pathlib import Path
 import anyio
 
 from steadyrun.api import client
-from steadyrun.api.server import locate_folder
-from steadyrun.cli.invoke import parse_request, print_answer, require_person
+from steadyrun.api.server import locate_lock
+from steadyrun.cli.invoke import parse_request, print_answer
+from steadyrun.cli.output.format import format_runs
 from steadyrun.config import load
-from steadyrun.errors import DaemonUnreachable, RpcClosed, RpcTimeout, SteadyrunError
+from steadyrun.errors import (
+    DaemonNotAnswering,
+    DaemonUnreachable,
+    RpcClosed,
+    RpcRefused,
+    RpcTimeout,
+    SteadyrunError,
+    VersionMismatch,
+)
 from steadyrun.lib.flock import is_locked
 from steadyrun.lib.task_group import task_group
+from steadyrun.operations.access.caller import require_person
 from steadyrun.operations.daemon import StatusRequest, StopDaemonRequest
 from steadyrun.operations.documents import StatusDocument, StoppedDocument
 from steadyrun.operations.registry import BY_NAME
@@ -24,34 +34,52 @@ _POLL_SECONDS = 0.05
 _REPORT_SECONDS = 1.0
 
 
-def down(args: Namespace) -> int:
-    return anyio.run(_down, args)
-
-
-async def _down(args: Namespace) -> int:
+async def down(args: Namespace) -> int:
     home, operation = load().locations.home, BY_NAME["daemon.stop"]
-    require_person(operation)
     request: StopDaemonRequest = parse_request(args, operation)
     drain = _DEFAULT_DRAIN_SECONDS if request.drain is None else request.drain
     seconds = drain + _STOP_SECONDS
+    await _require_answering(home)
     async with task_group() as tasks:
         if not request.keep:
             tasks.start_soon(_report_progress, home, drain)
-        stopped = await _stop(home, request, seconds)
-        await _wait_until_gone(home, seconds)
+        stopped = await stop_daemon(home, request, seconds)
         tasks.cancel_scope.cancel()
     print_answer(operation, request, stopped, as_json=args.json)
     return 0
 
 
-async def _stop(home: Path, request: StopDaemonRequest, seconds: float) -> StoppedDocument:
+async def _require_answering(home: Path) -> None:
+    """Refuse to ask a daemon that is stopped: it would end at the moment it is continued, long
+    after this command has given up."""
+    try:
+        async with client.connect(home):
+            pass
+    except (VersionMismatch, RpcRefused):
+        # A daemon of another version can be stopped as well.
+        pass
+    except DaemonNotAnswering as silence:
+        # A busy daemon may answer later, and is worth the wait.
+        if silence.is_stopped:
+            raise
+    except DaemonUnreachable as error:
+        # An agent gets the same answer whether a daemon runs or not.
+        require_person(home, BY_NAME["daemon.stop"].summary)
+        raise DaemonUnreachable(
+            home, found=error.found, hint="Nothing is to be stopped."
+        ) from error
+
+
+async def stop_daemon(home: Path, request: StopDaemonRequest, seconds: float) -> StoppedDocument:
+    """Stop the daemon and wait until it has ended; `DaemonUnreachable` if none runs."""
     try:
         answer: StoppedDocument = await client.call(
             home, BY_NAME["daemon.stop"], request, seconds=seconds
         )
     except RpcClosed:
         # The daemon ended before it could answer.
-        return StoppedDocument(None, None, None)
+        answer = StoppedDocument(None, None, None)
+    await _wait_until_gone(home, seconds)
     return answer
 
 
@@ -68,15 +96,17 @@ async def _report_progress(home: Path, drain: float) -> None:
         if live and live != reported:
             reported = live
             remaining = max(0.0, drain - (anyio.current_time() - began))
-            runs = "1 run" if live == 1 else f"{live} runs"
-            print(f"* waiting for {runs} ({remaining:.0f}s)", file=sys.stderr, flush=True)
+            print(
+                f"* waiting for {format_runs(live)} ({remaining:.0f}s)", file=sys.stderr, flush=True
+            )
         await anyio.sleep(_REPORT_SECONDS)
 
 
 async def _wait_until_gone(home: Path, seconds: float) -> None:
     with anyio.move_on_after(seconds):
         # The daemon cannot report its own end, so this polls.
-        while await _is_answering(home) or await anyio.to_thread.run_sync(_is_locked, home):  # noqa: ASYNC110
+        lock = locate_lock(home)
+        while await _is_answering(home) or await anyio.to_thread.run_sync(is_locked, lock):  # noqa: ASYNC110
             await anyio.sleep(_POLL_SECONDS)
         return
     raise RpcTimeout("the end of the daemon", seconds=seconds)
@@ -88,7 +118,3 @@ async def _is_answering(home: Path) -> bool:
             return True
     except DaemonUnreachable:
         return False
-
-
-def _is_locked(home: Path) -> bool:
-    return is_locked(locate_folder(home) / "lock")

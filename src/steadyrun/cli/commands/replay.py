@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from steadyrun.app.replay import find_recording, replay_recording
+from steadyrun.app.replay import replay_source
 from steadyrun.cli.output.format import ShownEvent, format_event, to_json
 from steadyrun.config import load
 from steadyrun.model.event import TextDelta, ThinkingDelta
@@ -10,9 +10,7 @@ from steadyrun.model.event_json import to_public
 
 
 def replay(args: Namespace) -> int:
-    config = load()
-    recording = find_recording(config, args.source)
-    for seen in replay_recording(config, recording, args.provider):
+    for seen in replay_source(load(), args.source, args.provider):
         _print(seen, as_json=args.jsonl)
     return 0
 

@@ -4,6 +4,7 @@ If the command ends before the run (Ctrl-C, a closed terminal, a closed pipe), t
 and a holder in the background drives it.
 """
 
+import os
 import signal
 import sys
 from argparse import Namespace
@@ -11,19 +12,20 @@ from contextlib import aclosing
 
 import anyio
 from anyio.abc import TaskGroup
-from msgspec import Struct
 
-from steadyrun.app.processes import start_holder
-from steadyrun.cli.background import open_direct_runs
-from steadyrun.cli.inputs import find_user, read_options, read_prompt
+from steadyrun.app.abandoned_runs import start_holder
+from steadyrun.cli.background import open_command_runs
+from steadyrun.cli.inputs import read_options, read_prompt
 from steadyrun.cli.main import EXIT_INTERRUPTED
 from steadyrun.cli.output.ask import ApprovalPrompts
 from steadyrun.cli.output.format import ShownEvent, to_json
 from steadyrun.cli.output.live import EventLines, LiveText, OneDocument, Output
+from steadyrun.errors import SteadyrunError
 from steadyrun.lib.task_group import task_group
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.event import RunStarted
 from steadyrun.model.run import Run, RunStatus
+from steadyrun.operations.access.caller import name_user
 from steadyrun.runtime.run.options import RunOptions
 
 EXIT_CODES: dict[RunStatus, int] = {
@@ -37,22 +39,8 @@ EXIT_CODES: dict[RunStatus, int] = {
 SECOND_SIGNAL_SECONDS = 2.0
 
 
-class RunJob(Struct, frozen=True):
-    """The arguments of the command."""
-
-    prompt: str
-    provider: str
-    cwd: str
-    options: RunOptions
-    is_detached: bool = False
-    is_json: bool = False
-    role: str | None = None
-
-
 def run(args: Namespace) -> int:
-    prompt, options, is_json = read_prompt(args.text), read_options(args), args.json or args.jsonl
-    job = RunJob(prompt, args.provider, args.cwd, options, args.detach, is_json, args.role)
-    watch = RunWatch(job, _choose_output(args))
+    watch = RunWatch(args, read_prompt(args.text), read_options(args))
     try:
         return anyio.run(watch.watch)
     finally:
@@ -69,26 +57,32 @@ def _choose_output(args: Namespace) -> Output:
 class RunWatch:
     """Starts a run and shows it until it ends or a signal ends the command."""
 
-    def __init__(self, job: RunJob, output: Output) -> None:
-        self._job, self._output = job, output
+    def __init__(self, args: Namespace, prompt: str, options: RunOptions) -> None:
+        self._args, self._prompt, self._options = args, prompt, options
+        self._output = _choose_output(args)
         self._is_shown = True
         # The events since the first Ctrl-C. A second Ctrl-C shows them.
         self._unseen: list[ShownEvent] = []
         self.is_left_running = False
 
     async def watch(self) -> int:
-        async with open_direct_runs() as direct_runs:
+        async with open_command_runs() as direct_runs:
             run = await self._start(Steadyrun(direct_runs))
-            self.is_left_running = True
-            if self._job.is_detached and await self._has_begun(run):
+            if self._args.detach and await self._has_begun(run):
                 return self._print_detached(run)
             return await self._watch_run(run)
 
     async def _start(self, sr: Steadyrun) -> RunHandle:
-        job, where = self._job, {"provider": self._job.provider, "cwd": self._job.cwd}
-        if job.role is not None:
-            return await sr.summon(job.role, job.prompt, **where, **job.options)
-        return await sr.start(job.prompt, **where, **job.options)
+        args, where = self._args, {"provider": self._args.provider, "cwd": self._args.cwd}
+        # Ctrl-C may come while the process is launched.
+        self.is_left_running = True
+        try:
+            if args.role is not None:
+                return await sr.summon(args.role, self._prompt, **where, **self._options)
+            return await sr.start(self._prompt, **where, **self._options)
+        except SteadyrunError:
+            self.is_left_running = False
+            raise
 
     async def _has_begun(self, run: RunHandle) -> bool:
         async with aclosing(run.events()) as events:
@@ -96,12 +90,13 @@ class RunWatch:
         return isinstance(first.event, RunStarted)
 
     def _print_detached(self, run: RunHandle) -> int:
-        print(to_json({"run": run.id, "status": "running"}) if self._job.is_json else run.id)
+        is_json = self._args.json or self._args.jsonl
+        print(to_json({"run": run.id, "status": "running"}) if is_json else run.id)
         self._output.note(f"steadyrun tail {run.id} -f")
         return 0
 
     async def _watch_run(self, run: RunHandle) -> int:
-        approvals = ApprovalPrompts(run, self._output.note, user=find_user())
+        approvals = ApprovalPrompts(run, self._output.note, user=name_user(os.geteuid()))
         ended: Run | None = None
         async with task_group() as tasks:
             tasks.start_soon(self._handle_signals, run, tasks)
@@ -127,7 +122,8 @@ class RunWatch:
         with anyio.open_signal_receiver(*_list_signals()) as signals:
             number = await anext(signals)
             self._is_shown = False
-            self._output.note(f"still running: steadyrun tail {run.id}")
+            again = "; Ctrl-C again cancels it" if number == signal.SIGINT else ""
+            self._output.note(f"still running: steadyrun tail {run.id} -f{again}")
             with anyio.move_on_after(SECOND_SIGNAL_SECONDS if number == signal.SIGINT else 0):
                 await anext(signals)
                 self._resume_output()

@@ -17,9 +17,9 @@ from steadyrun.cli.inputs import read_stdin
 from steadyrun.cli.main import EXIT_INTERRUPTED
 from steadyrun.cli.output.format import ShownEvent, sanitize, to_json
 from steadyrun.cli.output.live import LiveText
-from steadyrun.cli.output.tables import BLOCKING_REASONS, describe_blocked
+from steadyrun.cli.output.tables import BLOCKING_REASONS, describe_blocked, explain_blocked
 from steadyrun.config import Config, load
-from steadyrun.errors import InvalidUsage
+from steadyrun.errors import DaemonNotAnswering, InvalidUsage
 from steadyrun.lib.signal import Signal
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.event import FollowupAbsorbed, RunEnded, RunStarted, StoredEvent
@@ -42,21 +42,17 @@ _LAST_EVENT_SECONDS = 5.0
 _OPERATION = BY_NAME["item.send"]
 
 
-def send(args: Namespace) -> int:
+async def send(args: Namespace) -> int:
     if args.timeout is not None and not args.wait:
         raise InvalidUsage("--timeout requires --wait", hint="Add --wait, or leave it out.")
     if args.text == "-":
         args.text = read_stdin("message", is_requested=True, hint="")
-    return anyio.run(_send, args, invoke.parse_request(args, _OPERATION))
-
-
-async def _send(args: Namespace, request: SendRequest) -> int:
-    config = load()
+    config, request = load(), invoke.parse_request(args, _OPERATION)
     if args.wait:
         return await _send_and_wait(config, args, request)
-    item, is_by_daemon = await invoke.call_operation(config, _OPERATION, request)
+    item, missing = await invoke.call_operation(config, _OPERATION, request)
     invoke.print_answer(_OPERATION, request, item, as_json=args.json)
-    if not is_by_daemon:
+    if missing and not isinstance(missing, DaemonNotAnswering):
         print(_NO_DAEMON, file=sys.stderr)
     return 0
 
@@ -92,18 +88,19 @@ class ItemWatch:
         self._has_reported_blocked = item.waiting in BLOCKING_REASONS
 
     async def watch(self, seconds: float | None) -> int:
-        self._note(f"* {self._item.id} {describe_blocked(self._item)} for {self._item.agent}")
+        item = self._item
+        blocked = f"{describe_blocked(item)} for {item.agent}{explain_blocked(item)}"
+        self._note(f"* {item.id} {blocked}")
         agent = (await self._context.store.item(ItemId(self._item.id))).agent
-        stream = EventStream(
-            self._context.home, self._context.store, EventFilter(agent=agent), self._after
-        )  # fmt: skip
+        home, store, filter_ = self._context.home, self._context.store, EventFilter(agent=agent)
+        stream = EventStream(home, store, filter_, self._after, self._note)
         with anyio.move_on_after(seconds):
             async with task_group() as tasks:
                 tasks.start_soon(stream.follow, self._handle)
                 tasks.start_soon(self._handle_signals, tasks)
-                item = await self._wait_until_settled(agent)
-                await self._wait_for_last_event(item)
-                self._exit = _EXITS[item.status]
+                settled = await self._wait_until_settled(agent)
+                await self._wait_for_last_event(settled)
+                self._exit = _EXITS[settled.status]
                 tasks.cancel_scope.cancel()
         if self._exit is None:
             self._note(f"still open: steadyrun tail {self._item.agent} -f")
@@ -149,7 +146,7 @@ class ItemWatch:
         found = await build_item_document(self._context, item)
         if found.waiting in BLOCKING_REASONS:
             self._has_reported_blocked = True
-            self._note(f"* {found.id} {describe_blocked(found)}")
+            self._note(f"* {found.id} {describe_blocked(found)}{explain_blocked(found)}")
 
     async def _wait_for_last_event(self, item: Item) -> None:
         """Wait until the last event of the run was shown.

@@ -7,9 +7,9 @@ from contextlib import aclosing, asynccontextmanager
 
 import anyio
 
+from steadyrun.app.abandoned_runs import hand_over_abandoned
 from steadyrun.app.operations import open_operations
-from steadyrun.app.processes import hand_over_abandoned
-from steadyrun.cli.background import open_direct_runs
+from steadyrun.cli.background import open_command_runs
 from steadyrun.cli.invoke import parse_request, print_answer
 from steadyrun.cli.output.format import to_json
 from steadyrun.config import load
@@ -18,6 +18,7 @@ from steadyrun.errors import Conflict, InvalidUsage
 from steadyrun.library import RunHandle
 from steadyrun.model.event import FollowupOffered, FollowupReturned
 from steadyrun.model.ids import ItemId
+from steadyrun.operations.access.execution import call_here
 from steadyrun.operations.documents import CancelledDocument
 from steadyrun.operations.lookup import find_run
 from steadyrun.operations.registry import BY_NAME
@@ -27,17 +28,9 @@ WAIT_SECONDS = 30.0
 EXIT_TIMED_OUT = 7
 
 
-def steer(args: Namespace) -> int:
+async def steer(args: Namespace) -> int:
     if not args.text.strip():
         raise InvalidUsage("the text is empty", hint='Type it: steadyrun steer RUN "…"')
-    return anyio.run(_steer, args)
-
-
-def cancel(args: Namespace) -> int:
-    return anyio.run(_cancel, args)
-
-
-async def _steer(args: Namespace) -> int:
     async with _open_run(args.run) as (store, run):
         seen = await store.events(run=run.id, limit=1, newest=True)
         with anyio.move_on_after(WAIT_SECONDS):
@@ -69,13 +62,13 @@ def _build_refusal(run: RunHandle, reason: str | None) -> Conflict:
     return Conflict(f"{run.id} did not accept the message: {reason or 'it was returned'}")
 
 
-async def _cancel(args: Namespace) -> int:
+async def cancel(args: Namespace) -> int:
     config, operation = load(), BY_NAME["item.cancel"]
     async with open_operations(config) as context:
         # An abandoned run needs a new holder, which can cancel it.
         await hand_over_abandoned(config.locations.home, context.store)
         request = parse_request(args, operation, wait_seconds=WAIT_SECONDS)
-        found: CancelledDocument = await operation.do(context, request)
+        found: CancelledDocument = await call_here(context, operation, request)
     if not found.is_over:
         return _report_unanswered(found.run or found.item)
     print_answer(operation, request, found, as_json=args.json)
@@ -84,7 +77,7 @@ async def _cancel(args: Namespace) -> int:
 
 @asynccontextmanager
 async def _open_run(name: str) -> AsyncIterator[tuple[Store, RunHandle]]:
-    async with open_direct_runs() as direct_runs:
+    async with open_command_runs() as direct_runs:
         store = direct_runs.deps.store
         yield store, RunHandle(direct_runs, (await find_run(store, name)).id)
 

@@ -1,19 +1,19 @@
 """The command `tail`: prints the last events, and with `-f` new events as they happen."""
 
+import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
-import anyio
-
-from steadyrun.cli.commands.runs import open_record
+from steadyrun.app.abandoned_runs import open_record
 from steadyrun.cli.event_stream import EventFilter, EventStream
 from steadyrun.cli.output.format import ShownEvent, format_event, to_json
+from steadyrun.config import load
 from steadyrun.errors import InvalidUsage, NotFound
 from steadyrun.model.event import EVENT_TYPES, RunEnded, StoredEvent, get_type
 from steadyrun.model.event_json import to_public
 from steadyrun.operations.lookup import find_run
-from steadyrun.store import PAGE, Store
+from steadyrun.store import PAGE, MaintainedStore, Store
 
 _DEFAULT_EVENTS = 50
 # The most events that are searched for events of a kind.
@@ -26,7 +26,7 @@ _ERRORS = frozenset(
 )
 
 
-def tail(args: Namespace) -> int:
+async def tail(args: Namespace) -> int:
     if (args.name is None) != args.all:
         hint = "usage: steadyrun tail AGENT|RUN|--all"
         raise InvalidUsage("expected an agent, a run or --all", hint=hint)
@@ -35,25 +35,30 @@ def tail(args: Namespace) -> int:
         raise InvalidUsage(
             f"unknown kind of event {unknown[0]!r}", hint=f"Kinds are: {', '.join(KINDS)}"
         )
-    return anyio.run(_tail, args)
-
-
-async def _tail(args: Namespace) -> int:
-    async with open_record() as (home, store):
+    config = load()
+    async with open_record(config) as store:
         filter_ = await _parse_filter(store, args.name)
+        is_pruned = await _report_pruned(store, filter_, args.after)
+        # A run that was pruned has ended, but its last event may be gone.
+        can_follow = args.follow and not is_pruned
         printer = EventPrinter(args.kind, filter_, as_json=args.jsonl)
         if args.after is None:
             seen = await _load_last(store, filter_, args.n or _DEFAULT_EVENTS, printer)
             after = seen[-1].cursor if seen else 0
             await printer.show_all(seen[-_MOST_EVENTS:])
-        elif args.follow:
+        elif can_follow:
             after = args.after
         else:
             await _print_after(store, filter_, args, printer)
             return 0
-        if args.follow and not printer.is_over:
-            await EventStream(home, store, filter_, after).follow(printer.show)
+        if can_follow and not printer.is_over:
+            stream = EventStream(config.locations.home, store, filter_, after, _print_note)
+            await stream.follow(printer.show)
     return 0
+
+
+def _print_note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class EventPrinter:
@@ -88,7 +93,7 @@ def is_kind(name: str, kind: str) -> bool:
 async def _load_last(
     store: Store, filter_: EventFilter, wanted: int, printer: EventPrinter
 ) -> list[StoredEvent]:  # fmt: skip
-    """Load the newest events, so many that `wanted` of them are shown, if there are."""
+    """Load the newest events, until `wanted` of them pass the filter or no more exist."""
     limit = wanted
     while True:
         found = await store.events(agent=filter_.agent, run=filter_.run, limit=limit, newest=True)
@@ -96,6 +101,23 @@ async def _load_last(
         if len(shown) >= wanted or len(found) < limit or limit >= _MOST_EVENTS:
             return found[found.index(shown[-wanted]) :] if len(shown) > wanted else found
         limit = min(limit * 8, _MOST_EVENTS)
+
+
+async def _report_pruned(store: MaintainedStore, filter_: EventFilter, after: int | None) -> bool:
+    """Report on stderr that events after the cursor were deleted because they are old; whether they
+    are those of the chosen run."""
+    if filter_.run is not None:
+        is_pruned = (await store.run(filter_.run)).events_pruned
+        if is_pruned:
+            print("steadyrun: the events of this run were pruned", file=sys.stderr)
+        return is_pruned
+    pruned_to = await store.pruned_to(filter_.agent) if after is not None else 0
+    if after is not None and after < pruned_to:
+        print(
+            f"steadyrun: events after cursor {after} up to {pruned_to} were pruned",
+            file=sys.stderr,
+        )
+    return False
 
 
 async def _print_after(

@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from datetime import UTC, datetime
+from typing import get_args
 
 import msgspec
 
@@ -53,7 +54,7 @@ def measure_width(text: str) -> int:
 
 
 def truncate(text: str, columns: int) -> str:
-    """Cut the text so that it fits into so many columns."""
+    """Cut the text so that it fits into `columns` columns."""
     if measure_width(text) <= columns:
         return text
     while text and measure_width(text) >= columns:
@@ -135,6 +136,10 @@ def format_count(number: int) -> str:
     return f"{scaled:.1f}{unit}" if scaled < 9.95 else f"{scaled:.0f}{unit}"
 
 
+def format_runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
 # -- runs
 
 
@@ -155,8 +160,11 @@ def format_run_page(run: Run, agent_name: str) -> list[str]:
         "took": format_duration(run.duration_ms),
         "cost": format_money(run.cost),
         "tokens": format_tokens(run.usage),
-        "events": f"{run.events} (tool calls: {run.tools})",
+        "events": f"{run.events} (tool calls: {run.tools})"
+        + ("; they were pruned" if run.events_pruned else ""),
     }
+    if run.text_pruned:
+        facts["text"] = "was pruned"
     if run.error:
         facts["error"] = f"{run.error.code}: {run.error.message}"
     if run.diagnostic:
@@ -193,19 +201,31 @@ def _summarize_event(seen: ShownEvent) -> str:
         case ev.ToolStarted() | ev.ToolCompleted() | ev.ToolFailed() as tool:
             shown = tool.tool_input if tool.tool_output is None else tool.tool_output
             return f"{tool.tool_name} {'' if shown is None else _to_text(shown)}"
+        case ev.ApprovalRequested() | ev.ApprovalResolved() as approval:
+            return _format_approval(seen, approval)
+        case ended if isinstance(ended, get_args(RunEnded)):
+            return _format_ending(ended)
+        case other:
+            return _format_other(other)
+
+
+def _format_other(event: ev.Event | ev.Foreign) -> str:
+    match event:
         case ev.RunStarted(provider, model):
             return f"{provider} {model or ''}"
-        case (
-            ev.RunCompleted()
-            | ev.RunFailed()
-            | ev.RunCancelled()
-            | ev.RunTimedOut()
-            | ev.RunRateLimited() as ended
-        ):
-            return _format_ending(ended)
         case other:
             data = {k: v for k, v in to_data(other).items() if v not in (None, "", [], {})}
             return to_json(data) if data else ""
+
+
+def _format_approval(seen: ShownEvent, event: ev.ApprovalRequested | ev.ApprovalResolved) -> str:
+    """Begin with the id, as `steadyrun approve` accepts it."""
+    process = seen.id.partition(":")[0]
+    name = f"{process if process.startswith('prc_') else ''}:{event.approval}"
+    if isinstance(event, ev.ApprovalResolved):
+        return f"{name} {event.verdict} by {event.by}"
+    shown = "" if event.tool_input is None else to_json(event.tool_input)
+    return f"{name} {event.tool_name} {shown}"
 
 
 def _format_ending(ended: RunEnded) -> str:

@@ -86,16 +86,16 @@ class LiveText:
             case ev.TextFinal(text):
                 self._answer.finish(text)
             case ev.ToolStarted() as tool:
-                self._tools[tool.tool_call_id] = (seen.at, summarize_tool(tool))
-                self._screen.begin_line(tool.tool_call_id, f"  > {summarize_tool(tool)}")
+                gist = summarize_tool(tool)
+                self._tools[tool.tool_call_id] = (seen.at, gist)
+                self._screen.begin_line(tool.tool_call_id, f"  > {gist}")
             case ToolCompleted() | ToolFailed() as tool:
                 self._end_tool(seen.at, tool)
             case ended if isinstance(ended, get_args(RunEnded)):
                 self._end_run(seen, ended)
             case other:
-                line = format_progress(other)
-                if line:
-                    self._screen.write_line(line)
+                if format_line := _PROGRESS_FORMATTERS.get(type(other)):
+                    self._screen.write_line(format_line(other))
 
     def note(self, line: str) -> None:
         self._screen.write_line(line)
@@ -228,12 +228,7 @@ def summarize_tool(tool: Any) -> str:
     return format_label(tool.tool_name, tool.tool_input)
 
 
-def format_progress(event: object) -> str | None:
-    """Format the events that are shown as a line; None for all others."""
-    line = _PROGRESS_FORMATTERS.get(type(event))
-    return line(event) if line else None
-
-
+# The events that are shown as a line.
 _PROGRESS_FORMATTERS: dict[type, Callable[[Any], str]] = {
     ev.RunStarted: lambda e: f"* started ({' '.join(filter(None, (e.provider, e.model)))})",
     ev.FollowupOffered: lambda e: f"  + offered: {_quote(e.text)}",

@@ -10,12 +10,14 @@ from steadyrun.cli.output.format import (
     align_columns,
     format_age,
     format_money,
+    format_runs,
     format_time,
     format_usd,
     sanitize,
     to_json,
 )
 from steadyrun.model.budget import format_budget
+from steadyrun.model.health import HealthMeasure, HealthReading
 from steadyrun.model.usage import Cost
 from steadyrun.operations.documents import (
     AgentDocument,
@@ -37,6 +39,12 @@ from steadyrun.operations.documents import (
 )
 
 _LONGEST_TEXT = 60
+_MEASURES: dict[HealthMeasure, str] = {
+    "loop_seconds": "the delay of the event loop",
+    "commit_seconds": "the time of a commit",
+    "queue_seconds": "the wait of the oldest item that could run",
+    "memory_bytes": "the memory of the daemon",
+}
 # Reasons to wait that do not end soon, or not without a command.
 BLOCKING_REASONS = frozenset({"paused", "budget", "gate"})
 
@@ -47,20 +55,20 @@ def format_answer(name: str, request: Struct, answer: Struct) -> list[str]:
 
 
 def format_agent_table(agents: Iterable[AgentDocument]) -> list[str]:
-    return _align_table(
-        ("NAME", "STATE", "PROVIDER", "NOW", "QUEUE", "TODAY"),
-        [
-            (
-                agent.name,
-                agent.state,
-                agent.provider,
-                _describe_activity(agent),
-                str(agent.queued),
-                format_cost_sum(agent.cost_today),
-            )
-            for agent in agents
-        ],
-    )
+    rows = [
+        (
+            agent.name,
+            agent.state,
+            agent.provider,
+            _describe_activity(agent),
+            str(agent.queued),
+            format_cost_sum(agent.cost_today),
+        )
+        for agent in agents
+    ]
+    if not rows:
+        return ["There are no agents yet."]
+    return align_columns([("NAME", "STATE", "PROVIDER", "NOW", "QUEUE", "TODAY"), *rows])
 
 
 def format_cost_sum(cost: CostSum) -> str:
@@ -85,7 +93,7 @@ def _format_removed(_: Any, agent: RemovedDocument) -> Iterator[str]:
 
 
 def _format_agents(_: Any, found: AgentsDocument) -> Sequence[str]:
-    return format_agent_table(found.agents) if found.agents else ["There are no agents yet."]
+    return format_agent_table(found.agents)
 
 
 def _format_agent(_: Any, agent: AgentPage) -> Iterator[str]:
@@ -154,32 +162,42 @@ def describe_blocked(item: ItemDocument) -> str:
     return describe_status(item) if item.waiting in BLOCKING_REASONS else item.status
 
 
+def explain_blocked(item: ItemDocument) -> str:
+    """Return the end of a line about an item: why the gate that it waits for is closed."""
+    return f": {sanitize(item.reason)}" if item.reason else ""
+
+
 def _format_sent(_: Any, item: ItemDocument) -> Iterator[str]:
-    yield f"* {item.id} {describe_blocked(item)} for {item.agent}"
+    yield f"* {item.id} {describe_blocked(item)} for {item.agent}{explain_blocked(item)}"
 
 
 def _format_retried(request: Any, item: ItemDocument) -> Iterator[str]:
     yield f"{item.id}: retry of {item.retry_of}"
 
 
+def format_retried_items(found: ItemsDocument) -> Sequence[str]:
+    lines = [f"{item.id}: retry of {item.retry_of}, for {item.agent}" for item in found.items]
+    return lines or ["No failed items."]
+
+
 def _format_inbox(request: Any, found: ItemsDocument) -> Sequence[str]:
     now = datetime.now(UTC)
     if not found.items:
         return ["No items." if request.all else "No open items."]
-    return _align_table(
-        ("ITEM", "AGENT", "STATUS", "DELIVERY", "AGE", "TEXT"),
-        [
-            (
-                item.id,
-                item.agent,
-                describe_status(item),
-                "-" if item.delivery == "none" else item.delivery,
-                format_age(item.created_at, now),
-                sanitize(item.text, _LONGEST_TEXT),
-            )
-            for item in found.items
-        ],
-    )
+    rows = [
+        (
+            item.id,
+            item.agent,
+            describe_status(item),
+            "-" if item.delivery == "none" else item.delivery,
+            format_age(item.created_at, now),
+            sanitize(item.text, _LONGEST_TEXT),
+        )
+        for item in found.items
+    ]
+    table = align_columns([("ITEM", "AGENT", "STATUS", "DELIVERY", "AGE", "TEXT"), *rows])
+    reasons = {item.reason: None for item in found.items if item.reason}
+    return [*table, *(f"gate: {sanitize(reason)}" for reason in reasons)]
 
 
 def _format_approvals(request: Any, found: ApprovalsDocument) -> Iterator[str]:
@@ -223,9 +241,20 @@ def _format_status(_: Any, found: StatusDocument) -> Iterator[str]:
         f"{daemon.runs.live} of {daemon.runs.most} runs, "
         f"{daemon.processes.live} of {daemon.processes.most} processes{draining}"
     )
-    yield from format_agent_table(found.agents) if found.agents else ["There are no agents yet."]
+    yield from map(_format_breach, (each for each in daemon.health if each.since))
+    yield from format_agent_table(found.agents)
     shut = [gate for gate in found.gates if gate.is_present and not gate.dispatchable]
     yield from map(_format_gate, shut)
+    for aside in found.set_aside:
+        yield sanitize(f"set aside {aside.process}: {aside.reason}")
+
+
+def _format_breach(found: HealthReading) -> str:
+    unit = " MiB" if found.measure == "memory_bytes" else " s"
+    part = 1 << 20 if found.measure == "memory_bytes" else 1
+    value, limit = f"{found.value / part:.1f}{unit}", f"{found.limit / part:.1f}{unit}"
+    since = f" since {format_time(found.since)}" if found.since else ""
+    return f"! {_MEASURES[found.measure]} is {value}, above {limit}{since}"
 
 
 def _format_gate(gate: GateDocument) -> str:
@@ -247,13 +276,13 @@ def _format_gates(_: Any, found: GatesDocument) -> Sequence[str]:
         for gate in found.gates
     ]
     heading = ("PROVIDER", "ACCOUNT", "STATE", "UNTIL", "LEVEL", "LAST REFUSAL", "WHY")
-    return _align_table(heading, rows) if rows else ["No provider is in use yet."]
+    return align_columns([heading, *rows]) if rows else ["No provider is in use yet."]
 
 
 def _format_cost(_: Any, found: CostDocument) -> Iterator[str]:
     heading = (found.by.upper(), "RUNS", "TOKENS", "KNOWN", "ESTIMATED", "UNKNOWN")
     rows = [_build_cost_row(row, row.key or "-") for row in found.rows]
-    yield from _align_table(heading, [*rows, _build_cost_row(found.total, "total")])
+    yield from align_columns([heading, *rows, _build_cost_row(found.total, "total")])
     since = f"since {format_time(found.since)}, " if found.since else ""
     prices = found.prices
     listed = f"; estimates by {prices.source} of {prices.published}" if prices else ""
@@ -262,7 +291,8 @@ def _format_cost(_: Any, found: CostDocument) -> Iterator[str]:
 
 def _build_cost_row(row: CostRow, name: str) -> tuple[str, ...]:
     tokens = row.input_tokens + row.output_tokens + row.cache_read_tokens + row.cache_write_tokens
-    unknown = f"{row.unknown_runs} runs, {row.unknown_tokens} tokens" if row.unknown_runs else "-"
+    runs = format_runs(row.unknown_runs)
+    unknown = f"{runs}, {row.unknown_tokens} tokens" if row.unknown_runs else "-"
     money = (format_usd(row.known_usd), format_usd(row.estimated_usd, is_estimated=True))
     return (sanitize(name, _LONGEST_TEXT), str(row.runs), str(tokens), *money, unknown)
 
@@ -284,10 +314,6 @@ def _describe_activity(agent: AgentDocument) -> str:
     if agent.reason and not agent.run:
         return sanitize(agent.reason, _LONGEST_TEXT)
     return sanitize(agent.now or "-", _LONGEST_TEXT)
-
-
-def _align_table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    return align_columns([heading, *rows])
 
 
 FORMATTERS: dict[str, Callable[[Any, Any], Iterable[str]]] = {

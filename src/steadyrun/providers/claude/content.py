@@ -10,17 +10,7 @@ from steadyrun.dialect import DialectOutput
 from steadyrun.model import event as ev
 from steadyrun.model.event import Event
 from steadyrun.model.usage import Usage
-from steadyrun.providers.claude import offers, usage
-from steadyrun.providers.claude.frames import (
-    AssistantLine,
-    AssistantMessage,
-    ContentBlock,
-    EchoLine,
-    StreamEvent,
-    StreamLine,
-    compact_json,
-    decode_value,
-)
+from steadyrun.providers.claude import frames, offers, usage
 from steadyrun.providers.claude.state import ClaudeState, ClaudeTool
 from steadyrun.providers.shared import images
 
@@ -28,10 +18,10 @@ _TOOL_USES = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 # The model calls this built-in tool to answer with JSON that matches the schema.
 _ANSWER = "StructuredOutput"
 # Claude Code writes these messages itself, without the model.
-_SYNTHETIC, _NO_WORDS = "<synthetic>", "(no content)"
+_SYNTHETIC, _NO_CONTENT = "<synthetic>", "(no content)"
 
 
-def on_stream_event(state: ClaudeState, line: StreamLine) -> list[DialectOutput]:
+def on_stream_event(state: ClaudeState, line: frames.StreamLine) -> list[DialectOutput]:
     """Handle a piece of an answer while it is written."""
     if line.parent_tool_use_id is not None:
         return []
@@ -45,7 +35,7 @@ def on_stream_event(state: ClaudeState, line: StreamLine) -> list[DialectOutput]
     return _track_model_call(state, event)
 
 
-def _track_model_call(state: ClaudeState, event: StreamEvent) -> list[DialectOutput]:
+def _track_model_call(state: ClaudeState, event: frames.StreamEvent) -> list[DialectOutput]:
     if event.message is not None:
         state.streaming = event.message.id
         if state.turn:
@@ -56,7 +46,7 @@ def _track_model_call(state: ClaudeState, event: StreamEvent) -> list[DialectOut
     return []
 
 
-def on_assistant_message(state: ClaudeState, line: AssistantLine) -> list[DialectOutput]:
+def on_assistant_message(state: ClaudeState, line: frames.AssistantLine) -> list[DialectOutput]:
     """Handle a complete part of an answer."""
     if line.parent_tool_use_id is not None:
         return _start_sub_agent_tools(state, line.message)
@@ -77,14 +67,14 @@ def on_assistant_message(state: ClaudeState, line: AssistantLine) -> list[Dialec
     return output
 
 
-def on_user_message(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
+def on_user_message(state: ClaudeState, line: frames.EchoLine) -> list[DialectOutput]:
     """Handle a message to the model: the echo of a written message, or the results of tools."""
     if line.is_replay:
         return offers.on_echo(state, line)
     return [] if line.is_synthetic else _on_tool_results(state, line)
 
 
-def _on_tool_results(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
+def _on_tool_results(state: ClaudeState, line: frames.EchoLine) -> list[DialectOutput]:
     """Handle the results of tools. Other text in the line is for the model only."""
     content = line.message.content
     if isinstance(content, str):
@@ -98,11 +88,12 @@ def _on_tool_results(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
 
 
 def _decode_block(
-    state: ClaudeState, message: AssistantMessage, block: ContentBlock
+    state: ClaudeState, message: frames.AssistantMessage, block: frames.ContentBlock
 ) -> list[DialectOutput]:
     match block.type:
         case "text":
-            return _decode_text(state, message, block.text)
+            is_placeholder = message.model == _SYNTHETIC and block.text == _NO_CONTENT
+            return [_record_text(state, block.text)] if block.text and not is_placeholder else []
         case "thinking" if block.thinking and message.id != state.streaming:
             return [ev.ThinkingDelta(block.thinking)]
         case kind if kind in _TOOL_USES:
@@ -113,19 +104,15 @@ def _decode_block(
             return []
 
 
-def _decode_text(state: ClaudeState, message: AssistantMessage, text: str) -> list[DialectOutput]:
-    if not text or (message.model == _SYNTHETIC and text == _NO_WORDS):
-        return []
-    return [_record_text(state, text)]
-
-
 def _record_text(state: ClaudeState, text: str) -> Event:
     if state.turn:
         state.turn.text = text
     return ev.TextFinal(text)
 
 
-def _start_sub_agent_tools(state: ClaudeState, message: AssistantMessage) -> list[DialectOutput]:
+def _start_sub_agent_tools(
+    state: ClaudeState, message: frames.AssistantMessage
+) -> list[DialectOutput]:
     """Report the tools of a sub-agent.
 
     Without an open turn they are not reported, because no turn would close them.
@@ -139,19 +126,21 @@ def _start_sub_agent_tools(state: ClaudeState, message: AssistantMessage) -> lis
     return output
 
 
-def _is_answer(block: ContentBlock) -> bool:
+def _is_answer(block: frames.ContentBlock) -> bool:
     return block.type == "tool_use" and block.name == _ANSWER
 
 
-def _start_tool(state: ClaudeState, block: ContentBlock) -> list[DialectOutput]:
+def _start_tool(state: ClaudeState, block: frames.ContentBlock) -> list[DialectOutput]:
     tool = ClaudeTool(block.name, bytes(block.input), is_answer=_is_answer(block))
     state.tools[block.id] = tool
     if tool.is_answer:
-        return [_record_text(state, compact_json(tool.input))]
-    return [ev.ToolStarted(block.id, tool.name, decode_value(tool.input))]
+        return [_record_text(state, frames.compact_json(tool.input))]
+    return [ev.ToolStarted(block.id, tool.name, frames.decode_value(tool.input))]
 
 
-def _end_tool(state: ClaudeState, block: ContentBlock, *, is_own: bool) -> list[DialectOutput]:
+def _end_tool(
+    state: ClaudeState, block: frames.ContentBlock, *, is_own: bool
+) -> list[DialectOutput]:
     call = block.tool_use_id
     tool = state.tools.pop(call, None)
     if tool is None and not (is_own and state.turn):
@@ -160,21 +149,21 @@ def _end_tool(state: ClaudeState, block: ContentBlock, *, is_own: bool) -> list[
         offers.mark_boundary(state)
     if tool and tool.is_answer:
         return _end_answer(state, block)
-    name, given = (tool.name, decode_value(tool.input)) if tool else ("unknown", None)
+    name, given = (tool.name, frames.decode_value(tool.input)) if tool else ("unknown", None)
     output, produced = images.extract_images(state.turn, block.content)
     if block.is_error:
         return [*produced, ev.ToolFailed(call, name, given, output, _extract_text(output))]
     return [*produced, ev.ToolCompleted(call, name, given, output)]
 
 
-def _end_answer(state: ClaudeState, block: ContentBlock) -> list[DialectOutput]:
+def _end_answer(state: ClaudeState, block: frames.ContentBlock) -> list[DialectOutput]:
     """Report an answer that does not match the schema.
 
     The model then answers again, unless the turn was interrupted.
     """
     if not block.is_error or (state.turn and state.turn.is_interrupted):
         return []
-    return [ev.Note(f"the answer was turned down: {_extract_text(block.content)}")]
+    return [ev.Note(f"the answer was refused: {_extract_text(block.content)}")]
 
 
 def _extract_text(output: Any) -> str:

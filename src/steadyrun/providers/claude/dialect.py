@@ -4,7 +4,7 @@ Claude Code reads user messages and control requests on stdin, one JSON object a
 its messages and results on stdout. One process runs many turns, or one turn with `one_shot`.
 
 `launch` builds the command line, `requests` the lines that are written, and `frames` defines all
-lines. The meaning of lines is in `turns`, `offers`, `content`, `approvals`, `control` and
+lines. The meaning of lines is in `turns`, `offers`, `content`, `control` and
 `notices`.
 """
 
@@ -32,37 +32,18 @@ from steadyrun.dialect import (
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.policy import Rights
+from steadyrun.model.usage import USAGE_REFUSED
 from steadyrun.providers.claude import (
-    approvals,
     content,
     control,
+    frames,
     launch,
     notices,
     offers,
     requests,
     turns,
 )
-from steadyrun.providers.claude.frames import (
-    SILENT_TYPES,
-    AnswerLine,
-    AssistantLine,
-    ClaudeOutput,
-    EchoLine,
-    PermissionCancelLine,
-    PermissionRequestLine,
-    RateLimitLine,
-    ReplyLine,
-    RequestLine,
-    ResultLine,
-    StreamLine,
-    SystemLine,
-    UserLine,
-    decode_input,
-    decode_kind,
-    decode_output,
-    recover_result,
-    repair_text,
-)
+from steadyrun.providers.claude.frames import ClaudeOutput
 from steadyrun.providers.claude.launch import MODES, PROGRAM, ClaudeOptions
 from steadyrun.providers.claude.state import ClaudeState, ClaudeTurn
 
@@ -85,16 +66,16 @@ class Claude:
 
     name: ClassVar[str] = "claude"
     program: ClassVar[Program | None] = PROGRAM
+    takes_parts = False
     options_type: ClassVar[type[Struct]] = ClaudeOptions
     wall_seconds: float | None = None
 
     def __init__(self, options: ClaudeOptions | None = None) -> None:
         self._options = options or ClaudeOptions()
         is_one_shot = self._options.one_shot
-        tells = frozenset[Ability]({"usage"} if self._options.include_partial_messages else ())
-        self.abilities: frozenset[Ability] = (
-            _ONE_SHOT_ABILITIES if is_one_shot else _ABILITIES
-        ) | tells
+        self.abilities = _ONE_SHOT_ABILITIES if is_one_shot else _ABILITIES
+        if self._options.include_partial_messages:
+            self.abilities |= {"usage"}
         self.state = ClaudeState()
         if is_one_shot:
             self.state.begin_turn(ClaudeTurn("once"))
@@ -122,7 +103,7 @@ class Claude:
     # -- lines to write
 
     def open(self, request: LaunchRequest) -> list[Send]:
-        return [] if self._options.one_shot else [requests.build_open()]
+        return [] if self._options.one_shot else [requests.build_request("open", "initialize")]
 
     def begin(self, turn: Turn) -> list[Send]:
         """Change the mode first, because Claude Code may refuse it.
@@ -142,7 +123,7 @@ class Claude:
         state, model = self.state, turn.model
         if not model or not model.isprintable() or model == (state.wanted_model or state.model):
             return []
-        return [requests.build_set_model(turn.key, model)]
+        return [requests.build_request(f"model:{turn.key}", "set_model", model=model)]
 
     def steer(self, offer: Offer) -> Send | Refused:
         if self._options.one_shot:
@@ -156,7 +137,9 @@ class Claude:
         found = self.state.offers.get(offer)
         if found is None or found.uuid is None:
             return None
-        return requests.build_recall(offer, found.uuid)
+        return requests.build_request(
+            f"recall:{offer}", "cancel_async_message", message_uuid=found.uuid
+        )
 
     def interrupt(self) -> Send | None:
         turn = self.state.turn
@@ -172,16 +155,16 @@ class Claude:
 
     def on_sent(self, frame: Frame) -> list[DialectOutput]:
         try:
-            line = decode_input(frame.raw)
+            line = frames.decode_input(frame.raw)
         except (ValueError, RecursionError):
             return []  # a recording may contain lines that steadyrun never writes
         match line:
-            case UserLine():
+            case frames.UserLine():
                 return turns.on_user_line(self.state, line, frame)
-            case RequestLine():
+            case frames.RequestLine():
                 return control.record_request(self.state, line)
-            case AnswerLine():
-                return approvals.record_decision(self.state, line)
+            case frames.AnswerLine():
+                return control.record_decision(self.state, line)
             case other:
                 assert_never(other)
 
@@ -189,13 +172,13 @@ class Claude:
 
     def receive(self, frame: Frame) -> list[DialectOutput]:
         try:
-            line = decode_output(frame.raw)
+            line = frames.decode_output(frame.raw)
             self.state.has_spoken = True
             return _on_line(self.state, line, frame)
         except msgspec.ValidationError:
             return _on_invalid_line(self.state, frame)
         except (ValueError, RecursionError) as problem:
-            raw = repair_text(frame.raw)
+            raw = frames.repair_text(frame.raw)
             if raw is None:
                 raise msgspec.DecodeError(str(problem)) from problem
             return self.receive(replace(frame, raw=raw))
@@ -204,34 +187,37 @@ class Claude:
         """Return the offers that were not read. The driver closes open tools and the turn."""
         state = self.state
         end = turns.end_from_exit(state, last)
-        lost = offers.return_all(state)
+        returned = offers.return_all(state)
         self.state = replace(
             state, is_ready=False, is_running=False, turn=None, asks={}, tasks={}, tools={}
         )
-        return [*lost, end] if end else lost
+        return [*returned, end] if end else returned
 
 
 def _on_line(state: ClaudeState, line: ClaudeOutput, frame: Frame) -> list[DialectOutput]:
     match line:
-        case StreamLine():
+        case frames.StreamLine():
             return content.on_stream_event(state, line)
-        case SystemLine():
+        case frames.SystemLine():
             return notices.on_system_line(state, line.subtype, frame)
-        case PermissionRequestLine():
-            return approvals.on_permission_request(state, line, frame)
+        case frames.PermissionRequestLine():
+            return control.on_permission_request(state, line, frame)
         case _:
             return _HANDLERS[type(line)](state, line)
 
 
 # The handlers of all other lines.
 _HANDLERS: dict[type[ClaudeOutput], Callable[[ClaudeState, Any], list[DialectOutput]]] = {
-    AssistantLine: content.on_assistant_message,
-    EchoLine: content.on_user_message,
-    ResultLine: turns.on_result,
-    PermissionCancelLine: approvals.on_permission_cancelled,
-    ReplyLine: control.on_reply,
-    RateLimitLine: notices.on_rate_limit,
+    frames.AssistantLine: content.on_assistant_message,
+    frames.EchoLine: content.on_user_message,
+    frames.ResultLine: turns.on_result,
+    frames.PermissionCancelLine: control.on_permission_cancelled,
+    frames.ReplyLine: control.on_reply,
+    frames.RateLimitLine: notices.on_rate_limit,
 }
+
+
+_USAGE_FIELDS = frozenset({"usage", "model_usage", "total_cost_usd"})
 
 
 def _on_invalid_line(state: ClaudeState, frame: Frame) -> list[DialectOutput]:
@@ -241,16 +227,18 @@ def _on_invalid_line(state: ClaudeState, frame: Frame) -> list[DialectOutput]:
     answer.
     """
     try:
-        kind = decode_kind(frame.raw)
+        kind = frames.decode_kind(frame.raw)
     except (ValueError, RecursionError) as problem:
         raise msgspec.DecodeError(str(problem)) from problem
     unknown = ev.Unknown.from_line(frame.raw)
     match kind.type:
         case "result":
-            return [unknown, *turns.on_invalid_result(state, recover_result(frame.raw))]
+            result = frames.recover_result(frame.raw)
+            note = [] if _USAGE_FIELDS.isdisjoint(result.refused) else [ev.Note(USAGE_REFUSED)]
+            return [unknown, *note, *turns.on_invalid_result(state, result.line)]
         case "control_request" if isinstance(kind.request_id, str):
             return [requests.build_decline(frame.end, kind.request_id), unknown]
-        case str() as name if name in SILENT_TYPES:
+        case str() as name if name in frames.SILENT_TYPES:
             return []
         case _:
             return [unknown]

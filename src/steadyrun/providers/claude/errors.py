@@ -5,20 +5,26 @@ the user and decides nothing, because a model can write any text. The exception 
 ends without a frame: then its stderr is the only evidence.
 """
 
-from msgspec import Struct
-
 from steadyrun.dialect import RESUME_NOT_FOUND, ProcessExit, TurnEnded
-from steadyrun.model.event import Diagnostic, ErrorFact
-from steadyrun.model.run import EndStatus, StopReason
+from steadyrun.model.event import ErrorFact
 from steadyrun.providers.claude.frames import ResultLine
-from steadyrun.providers.shared.epoch import to_datetime
+from steadyrun.providers.claude.state import ClaudeState, ClaudeTurn
+from steadyrun.providers.shared.errors import (
+    CLI_INCOMPATIBLE,
+    COMMON_HINTS,
+    RATE_LIMITED,
+    build_exit_end,
+    build_incompatible_error,
+    fail_turn,
+    find_line,
+    to_datetime,
+)
 
-_RATE_LIMITED = "rate_limited"
 _PROTOCOL = "protocol"
 _HOOK_STOPPED = "hook_stopped"
 
 _BY_STATUS = {
-    429: _RATE_LIMITED,
+    429: RATE_LIMITED,
     529: "overloaded",
     401: "auth",
     403: "auth",
@@ -26,7 +32,7 @@ _BY_STATUS = {
     404: "model_not_found",
 }
 _BY_ERROR = {
-    "rate_limit": _RATE_LIMITED,
+    "rate_limit": RATE_LIMITED,
     "overloaded": "overloaded",
     "authentication_failed": "auth",
     "oauth_org_not_allowed": "auth",
@@ -44,61 +50,50 @@ _BY_SUBTYPE = {
 _BY_REASON = {"budget_exhausted": "max_cost", "blocking_limit": "prompt_too_long"}
 # These reasons do not explain a failure.
 _PLAIN_REASONS = frozenset({"completed", "api_error"})
-_RETRYABLE = frozenset({_RATE_LIMITED, "overloaded", "server_error", "unknown"})
-_STOPPED: dict[str, StopReason] = {"max_cost": "budget"}
+_RETRYABLE = frozenset({RATE_LIMITED, "overloaded", "server_error", "unknown"})
 _HINTS = {
+    **COMMON_HINTS,
     "auth": "Log in with `claude` and /login, or name a key in providers.claude.env.",
-    "billing": "Look at the plan and the credit of the account.",
     "model_not_found": "Choose another model; `claude` and /model show which there are.",
-    "prompt_too_long": "Say less at once, or begin a new conversation.",
     "max_turns": "Allow more turns with max_turns.",
     "max_cost": "Allow more with the budget of a run.",
-    _HOOK_STOPPED: "Look at the hooks in the settings of Claude Code, here and in the project.",
-    RESUME_NOT_FOUND: "A conversation is known only in the directory it was begun in: start it"
-    " there, or allow a new one with --or-fresh.",
+    _HOOK_STOPPED: "Check the hooks in the settings of Claude Code, here and in the project.",
+    RESUME_NOT_FOUND: "A conversation exists only for the directory where it began: resume"
+    " it there, or allow a new one with --or-fresh.",
 }
+# The error of a turn whose result could not be decoded.
+UNREADABLE = ErrorFact(
+    _PROTOCOL,
+    "the result of Claude Code could not be read",
+    "`steadyrun doctor` shows which versions of Claude Code were tested.",
+)
+# Claude Code echoes and drops a message whose uuid is already in the conversation.
+DUPLICATE = ErrorFact(
+    "already_told",
+    "this conversation already has this prompt, and Claude Code ignores the second one",
+)
 # The prefix of messages that are meant for developers of the CLI.
 _INTERNAL = "[ede_diagnostic]"
 
 
-class ResultContext(Struct, frozen=True):
-    """What was printed before the result: an error in place of an answer, and the end of a limit.
-
-    Without `has_init`, the process never began a turn.
-    """
-
-    error: str | None = None
-    has_init: bool = True
-    # The reason of the last retry. After several retries, the result has no status.
-    retry: str | None = None
-    # A hook of the user ended the turn. Claude Code reports that as a success.
-    is_stopped: bool = False
-    resets_at: float | None = None
-
-
-class TurnOutcome(Struct, frozen=True):
-    status: EndStatus
-    error: ErrorFact | None = None
-    stop_reason: StopReason | None = None
-
-
-def classify_result(result: ResultLine, context: ResultContext) -> TurnOutcome:
-    """Decide how the turn of this result ended."""
+def classify_result(result: ResultLine, state: ClaudeState) -> TurnEnded:
+    """Decide how the turn of this result ended: its status, its error and its stop reason."""
     if is_aborted(result):
-        return TurnOutcome("cancelled")
-    is_stopped = context.is_stopped and not result.num_turns
+        return TurnEnded("cancelled")
+    turn = state.turn or ClaudeTurn("")
+    # Claude Code reports it as a success if a hook of the user ended the turn.
+    is_stopped = turn.is_stopped and not result.num_turns
     if not result.is_error and not is_stopped:
-        return TurnOutcome("completed")
-    code = _HOOK_STOPPED if is_stopped else _find_code(result, context)
+        return TurnEnded("completed")
+    code = _HOOK_STOPPED if is_stopped else _find_code(result, turn, has_init=state.has_init)
     error = ErrorFact(
         code,
         _find_message(result) or f"Claude Code failed with {code}",
         _HINTS.get(code, ""),
         _is_retryable(code, result),
-        to_datetime(context.resets_at) if code == _RATE_LIMITED else None,
+        to_datetime(state.resets_at) if code == RATE_LIMITED else None,
     )
-    status: EndStatus = "rate_limited" if code == _RATE_LIMITED else "failed"
-    return TurnOutcome(status, error, _STOPPED.get(code))
+    return fail_turn(TurnEnded("failed"), error)
 
 
 def is_aborted(result: ResultLine) -> bool:
@@ -106,23 +101,8 @@ def is_aborted(result: ResultLine) -> bool:
     return (result.terminal_reason or "").startswith("aborted")
 
 
-def build_unreadable_error() -> ErrorFact:
-    """Build the error of a turn whose result could not be decoded."""
-    hint = "`steadyrun doctor` shows which versions of Claude Code were tested."
-    return ErrorFact(_PROTOCOL, "the result of Claude Code could not be read", hint)
-
-
-def build_duplicate_error() -> ErrorFact:
-    """Build the error of a dropped prompt.
-
-    Claude Code echoes and drops a message whose uuid is already in the conversation.
-    """
-    why = "Claude Code has had this prompt before, in this conversation, and takes none twice"
-    return ErrorFact("already_told", why)
-
-
 def build_mode_error(why: str) -> ErrorFact:
-    hint = "A process keeps to what it was started for: start a new one in this mode."
+    hint = "This process cannot change to the mode: start a new one in this mode."
     return ErrorFact("mode_refused", why, hint)
 
 
@@ -133,23 +113,16 @@ def end_from_exit(last: ProcessExit, *, has_init: bool, has_answered: bool) -> T
     """
     if last.reason is not None or (has_init and last.code != 1):
         return None
-    for words, code, hint in _LAST_WORDS:
+    for words, code, hint in _STDERR_ERRORS:
         if words in last.stderr:
-            return _build_exit_end(last, ErrorFact(code, _find_line(last.stderr, words), hint))
+            return build_exit_end(last, ErrorFact(code, find_line(last.stderr, words), hint))
     if has_answered or last.code is None:
         return None
-    last_line = last.stderr.strip().splitlines()[-1:]
-    why = f"the program ended with code {last.code} before it had answered"
     hint = "Check with `steadyrun doctor` that it is Claude Code, in a tested version."
-    return _build_exit_end(last, ErrorFact("cli_incompatible", ": ".join([why, *last_line]), hint))
+    return build_exit_end(last, build_incompatible_error(last, hint))
 
 
-def _build_exit_end(last: ProcessExit, error: ErrorFact) -> TurnEnded:
-    diagnostic = Diagnostic(last.code, last.stderr)
-    return TurnEnded("failed", error=error, diagnostic=diagnostic, exit_code=last.code)
-
-
-_LAST_WORDS = (
+_STDERR_ERRORS = (
     (
         "cannot be used with root/sudo",
         "root_refused",
@@ -157,23 +130,23 @@ _LAST_WORDS = (
     ),
     ("is already in use", "session_in_use", "Another process has the same conversation."),
     ("No conversation found", RESUME_NOT_FOUND, _HINTS[RESUME_NOT_FOUND]),
-    ("unknown option", "cli_incompatible", "Install a tested version of Claude Code."),
+    ("unknown option", CLI_INCOMPATIBLE, "Install a tested version of Claude Code."),
     ("requires --verbose", _PROTOCOL, ""),
     ("Error parsing streaming input line", _PROTOCOL, ""),
 )
 
 
-def _find_code(result: ResultLine, context: ResultContext) -> str:
+def _find_code(result: ResultLine, turn: ClaudeTurn, *, has_init: bool) -> str:
     """Find the error code. The HTTP status comes first, because it is more precise: the error of
     an overloaded server is only `server_error`."""
     return (
         _BY_STATUS.get(result.api_error_status or 0)
-        or _BY_ERROR.get(context.error or "")
-        or _find_subtype_code(result, context)
+        or _BY_ERROR.get(turn.error or "")
+        or _find_subtype_code(result, has_init=has_init)
         or _find_reason_code(result)
         or ("invalid_request" if result.api_error_status == 400 else None)
-        or _find_retry_code(result, context)
-        or context.error
+        or _find_retry_code(result, turn)
+        or turn.error
         or ("server_error" if _is_server_error(result) else "provider_error")
     )
 
@@ -183,10 +156,10 @@ def to_error_code(error: str) -> str:
     return _BY_ERROR.get(error, error)
 
 
-def _find_subtype_code(result: ResultLine, context: ResultContext) -> str | None:
+def _find_subtype_code(result: ResultLine, *, has_init: bool) -> str | None:
     if "rate_limit" in result.subtype.replace("-", "_"):
-        return _RATE_LIMITED
-    if result.subtype == "error_during_execution" and not (context.has_init or result.num_turns):
+        return RATE_LIMITED
+    if result.subtype == "error_during_execution" and not (has_init or result.num_turns):
         return RESUME_NOT_FOUND
     return _BY_SUBTYPE.get(result.subtype)
 
@@ -196,9 +169,10 @@ def _find_reason_code(result: ResultLine) -> str | None:
     return None if reason in _PLAIN_REASONS or not reason else _BY_REASON.get(reason, reason)
 
 
-def _find_retry_code(result: ResultLine, context: ResultContext) -> str | None:
-    is_vague = result.api_error_status is None and context.error in {"server_error", "unknown"}
-    return "overloaded" if is_vague and context.retry == "overloaded" else None
+def _find_retry_code(result: ResultLine, turn: ClaudeTurn) -> str | None:
+    """Find the code by the last retry. After several retries, the result has no status."""
+    is_vague = result.api_error_status is None and turn.error in {"server_error", "unknown"}
+    return "overloaded" if is_vague and turn.retry == "overloaded" else None
 
 
 def _is_retryable(code: str, result: ResultLine) -> bool:
@@ -216,7 +190,3 @@ def _find_message(result: ResultLine) -> str:
     messages = [result.result, *(result.errors or ())]
     words = [each for each in messages if isinstance(each, str) and each.strip()]
     return next((each for each in words if not each.startswith(_INTERNAL)), "")
-
-
-def _find_line(stderr: str, words: str) -> str:
-    return next(line.strip() for line in stderr.splitlines() if words in line)

@@ -7,13 +7,12 @@ differ between versions, and a missing field must not make a line unreadable.
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+from msgspec import UNSET, Raw, Struct, UnsetType, field
 
-# A larger number could not be saved, and is no number of tokens.
-ClaudeCount = Annotated[int, Meta(ge=0, le=2**53)]
+from steadyrun.providers.shared.numbers import StoredInteger, TokenCount
 
 
 class _Line(Struct, frozen=True, tag_field="type"):
@@ -86,10 +85,10 @@ class StreamDelta(Struct, frozen=True, gc=False):
 class CallUsage(Struct, frozen=True, gc=False):
     """The tokens of one model call, or of a turn."""
 
-    input_tokens: ClaudeCount | None = None
-    output_tokens: ClaudeCount | None = None
-    cache_read_input_tokens: ClaudeCount | None = None
-    cache_creation_input_tokens: ClaudeCount | None = None
+    input_tokens: TokenCount | None = None
+    output_tokens: TokenCount | None = None
+    cache_read_input_tokens: TokenCount | None = None
+    cache_creation_input_tokens: TokenCount | None = None
 
 
 class StreamMessage(Struct, frozen=True, gc=False):
@@ -161,11 +160,11 @@ class SystemLine(_Line, frozen=True, tag="system"):
 class ModelUsage(Struct, frozen=True, rename="camel"):
     """The tokens of one model since the process started."""
 
-    input_tokens: ClaudeCount = 0
-    output_tokens: ClaudeCount = 0
-    cache_read_input_tokens: ClaudeCount = 0
-    cache_creation_input_tokens: ClaudeCount = 0
-    context_window: ClaudeCount | None = None
+    input_tokens: TokenCount = 0
+    output_tokens: TokenCount = 0
+    cache_read_input_tokens: TokenCount = 0
+    cache_creation_input_tokens: TokenCount = 0
+    context_window: TokenCount | None = None
 
 
 class Origin(Struct, frozen=True):
@@ -179,10 +178,10 @@ class ResultLine(_Line, frozen=True, tag="result"):
     is_error: bool
     subtype: str = ""
     session_id: str | None = None
-    num_turns: int | None = None
+    num_turns: StoredInteger | None = None
     result: str | None = None
     errors: list[Any] | None = None
-    api_error_status: int | None = None
+    api_error_status: StoredInteger | None = None
     terminal_reason: str | None = None
     total_cost_usd: float | None = None
     usage: CallUsage | None = None
@@ -263,8 +262,8 @@ class Status(Struct, frozen=True):
 
 class CompactMetadata(Struct, frozen=True):
     trigger: str | None = None
-    pre_tokens: int | None = None
-    post_tokens: int | None = None
+    pre_tokens: StoredInteger | None = None
+    post_tokens: StoredInteger | None = None
 
 
 class CompactBoundary(Struct, frozen=True):
@@ -272,7 +271,7 @@ class CompactBoundary(Struct, frozen=True):
 
 
 class ApiRetry(Struct, frozen=True):
-    attempt: int
+    attempt: StoredInteger
     retry_delay_ms: float | None = None
     error: str = "unknown"
 
@@ -282,7 +281,9 @@ class ModelFallback(Struct, frozen=True):
     content: str = ""
 
 
-class TaskStarted(Struct, frozen=True):
+class TaskNotice(Struct, frozen=True):
+    """A task started or ended."""
+
     task_id: str
     tool_use_id: str | None = None
 
@@ -294,11 +295,6 @@ class TaskPatch(Struct, frozen=True):
 class TaskUpdated(Struct, frozen=True):
     task_id: str
     patch: TaskPatch = TaskPatch()
-
-
-class TaskNotification(Struct, frozen=True):
-    task_id: str
-    tool_use_id: str | None = None
 
 
 class Task(Struct, frozen=True):
@@ -321,26 +317,6 @@ class Notice(Struct, frozen=True):
     prevent_continuation: bool = False
 
 
-SystemPart = (
-    Init | StateChanged | Status | CompactBoundary | ApiRetry | ModelFallback
-    | TaskStarted | TaskUpdated | TaskNotification | TasksChanged | Notice
-)  # fmt: skip
-
-_SYSTEM: dict[str, type[SystemPart]] = {
-    "init": Init,
-    "session_state_changed": StateChanged,
-    "status": Status,
-    "compact_boundary": CompactBoundary,
-    "api_retry": ApiRetry,
-    "model_fallback": ModelFallback,
-    "task_started": TaskStarted,
-    "task_updated": TaskUpdated,
-    "task_notification": TaskNotification,
-    "background_tasks_changed": TasksChanged,
-    "notification": Notice,
-    "informational": Notice,
-    "permission_denied": Notice,
-}
 # Known lines that cause no event: progress, and messages for the user of a terminal.
 SILENT_SUBTYPES = frozenset(
     {
@@ -366,22 +342,33 @@ class LineKind(Struct, frozen=True):
 decode_input: Callable[[bytes], ClaudeInput] = msgspec.json.Decoder(ClaudeInput).decode
 decode_output: Callable[[bytes], ClaudeOutput] = msgspec.json.Decoder(ClaudeOutput).decode
 decode_kind: Callable[[bytes], LineKind] = msgspec.json.Decoder(LineKind).decode
-SYSTEM_DECODERS: dict[str, Callable[[bytes], SystemPart]] = {
-    name: msgspec.json.Decoder(kind).decode for name, kind in _SYSTEM.items()
-}
+decode_init: Callable[[bytes], Init] = msgspec.json.Decoder(Init).decode
 
 
-def recover_result(raw: bytes) -> ResultLine | None:
-    """Decode an invalid result with its valid fields only; None if `is_error` is not among them.
+class RecoveredResult(Struct, frozen=True):
+    """The valid fields of an invalid result, and the names of the others.
 
-    The end of a turn must not be lost for an invalid cost.
+    `line` is None if `is_error` is not among the valid fields.
     """
+
+    line: ResultLine | None
+    refused: frozenset[str]
+
+
+def recover_result(raw: bytes) -> RecoveredResult:
+    """Decode an invalid result: the end of a turn must not be lost for an invalid cost, or for too
+    large a number of tokens."""
     raw_fields = msgspec.json.decode(raw, type=dict[str, Any])
     fitting: dict[str, Any] = {}
+    refused: set[str] = set()
     for each in msgspec.structs.fields(ResultLine):
-        with suppress(KeyError, msgspec.ValidationError):
-            fitting[each.name] = msgspec.convert(raw_fields[each.encode_name], each.type)
-    return ResultLine(**fitting) if "is_error" in fitting else None
+        if each.encode_name in raw_fields:
+            try:
+                fitting[each.name] = msgspec.convert(raw_fields[each.encode_name], each.type)
+            except msgspec.ValidationError:
+                refused.add(each.name)
+    line = ResultLine(**fitting) if "is_error" in fitting else None
+    return RecoveredResult(line, frozenset(refused))
 
 
 def decode_value(raw: bytes) -> Any:

@@ -18,6 +18,7 @@ from steadyrun.dialect import EnforcedRights, Image, Launch, LaunchRequest, Prog
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.event import JsonObject
 from steadyrun.model.policy import TOOLS, Mode, Rights
+from steadyrun.model.quotation import quote
 from steadyrun.providers.shared.arguments import (
     LONGEST_ARGUMENT_BYTES,
     check_argument,
@@ -26,6 +27,7 @@ from steadyrun.providers.shared.arguments import (
     is_argument,
     refuse_option,
 )
+from steadyrun.providers.shared.prompt_file import PROMPT_FILE, READ_FILE, build_prompt_prefix
 
 PROGRAM = Program(
     name="claude",
@@ -52,18 +54,12 @@ LONGEST_APPENDED = 4000
 SMALLEST_WINDOW = 100_000
 MOST_RETRIES = 15
 
-_SYSTEM, _MCP, _SETTINGS, _PROMPT = "system.md", "mcp.json", "settings.json", "prompt"
+_SYSTEM, _MCP, _SETTINGS = "system.md", "mcp.json", "settings.json"
 _PRINTS_JSON = ("--output-format", "stream-json", "--verbose")
 _READS_JSON = ("--input-format", "stream-json")
-# Executes the arguments, with the file $0 as standard input.
-_FROM_FILE = ("/bin/sh", "-c", 'exec "$@" <"$0"')
-# The same through a pipe: Claude Code 2.1.197 exits without output if its JSON input is a short
+# `READ_FILE` through a pipe: Claude Code 2.1.197 exits without output if its JSON input is a short
 # file.
-_FROM_PIPE = (
-    "/bin/sh",
-    "-c",
-    'mkfifo -m 600 "$0.pipe" && { cat "$0" >"$0.pipe" & exec "$@" <"$0.pipe"; }',
-)
+_READ_PIPE = 'mkfifo -m 600 "$0.pipe" && { cat "$0" >"$0.pipe" & exec "$@" <"$0.pipe"; }'
 _SIGINT = 2
 _STOP_STEPS = (Rung("will", 2.0), Rung("signal", 2.0, _SIGINT))
 
@@ -111,8 +107,8 @@ class ClaudeOptions(Struct, frozen=True, forbid_unknown_fields=True):
         paths += [("add_dirs", each) for each in self.add_dirs]
         for name, path in paths:
             if isinstance(path, str) and (not is_argument(path) or path.startswith("~")):
-                expected = "a path that is written out, without ~, and does not begin with -"
-                refuse_option(name, expected, repr(path[:80]))
+                expected = "a path without ~ that does not begin with -"
+                refuse_option(name, expected, quote(path))
 
     def _check_appended(self) -> None:
         text = self.append_system_prompt or ""
@@ -128,11 +124,13 @@ def enforce(rights: Rights, options: ClaudeOptions) -> EnforcedRights:
     """Tools are removed by name, tools of MCP servers only one by one."""
     notes = []
     if rights.tools is not None and options.mcp_config is not None:
-        notes.append("the list of tools does not hold for those of mcp_config: deny them by name")
+        notes.append(
+            "the list of tools does not apply to the tools of mcp_config: deny those by name"
+        )
     by_command = [name for name in TOOLS if name in rights.deny and name != "WebSearch"]
     if by_command and "Bash" in rights.allowed:
         denied = ", ".join(by_command)
-        notes.append(f"commands can do what is denied ({denied}): deny Bash, too")
+        notes.append(f"a command can do the same as the denied tools ({denied}): deny Bash, too")
     return EnforcedRights(rights.mode, tuple(notes))
 
 
@@ -167,9 +165,8 @@ def to_uuid(name: str) -> str:
 
 
 def _build_prompt_prefix(request: LaunchRequest) -> tuple[str, ...]:
-    """Build the shell command that passes a prompt of any length on stdin."""
-    start = _FROM_PIPE if request.turn.images else _FROM_FILE
-    return (*start, str(Path(request.directory) / _PROMPT))
+    script = _READ_PIPE if request.turn.images else READ_FILE
+    return build_prompt_prefix(request.directory, script)
 
 
 def _build_arguments(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
@@ -182,7 +179,6 @@ def _build_arguments(request: LaunchRequest, options: ClaudeOptions) -> Iterator
         yield "--include-partial-messages"
     yield from _build_rights(request, options)
     yield from _build_conversation(request, options)
-    yield from _build_limits(request)
     yield from _build_prompts(request, options)
     yield from _build_settings(request, options)
 
@@ -210,20 +206,25 @@ def _build_conversation(request: LaunchRequest, options: ClaudeOptions) -> Itera
         yield from ("--resume", check_argument("resume", request.resume))
     model = request.turn.model or request.model
     if model is not None:
-        yield from ("--model", check_argument("model", model))
-    if options.fallback_model is not None:
-        yield from ("--fallback-model", options.fallback_model)
-    if options.effort is not None:
-        yield from ("--effort", options.effort)
-
-
-def _build_limits(request: LaunchRequest) -> Iterator[str]:
-    if request.max_turns is not None:
-        yield from ("--max-turns", str(request.max_turns))
-    if request.max_cost_usd is not None:
-        yield from ("--max-budget-usd", str(request.max_cost_usd))
+        check_argument("model", model)
+    yield from _build_options(
+        {
+            "--model": model,
+            "--fallback-model": options.fallback_model,
+            "--effort": options.effort,
+            "--max-turns": request.max_turns,
+            "--max-budget-usd": request.max_cost_usd,
+        }
+    )
     if request.turn.schema is not None:
         yield from ("--json-schema", _encode_schema(request.turn.schema))
+
+
+def _build_options(values: Mapping[str, str | float | None]) -> Iterator[str]:
+    """Build options with their values, without those that have no value."""
+    for option, value in values.items():
+        if value is not None:
+            yield from (option, str(value))
 
 
 def _build_prompts(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
@@ -235,19 +236,19 @@ def _build_prompts(request: LaunchRequest, options: ClaudeOptions) -> Iterator[s
 
 
 def _build_settings(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
-    directory = Path(request.directory)
+    directory, sources = Path(request.directory), options.setting_sources
     for each in options.add_dirs:
         yield from ("--add-dir", each)
-    if options.mcp_config is not None:
-        yield from ("--mcp-config", _choose_path(options.mcp_config, directory / _MCP))
     if options.strict_mcp_config:
         yield "--strict-mcp-config"
-    if options.settings is not None:
-        yield from ("--settings", _choose_path(options.settings, directory / _SETTINGS))
-    if options.setting_sources is not None:
-        yield from ("--setting-sources", ",".join(options.setting_sources))
-    if options.debug_file is not None:
-        yield from ("--debug-file", options.debug_file)
+    yield from _build_options(
+        {
+            "--mcp-config": _choose_path(options.mcp_config, directory / _MCP),
+            "--settings": _choose_path(options.settings, directory / _SETTINGS),
+            "--setting-sources": None if sources is None else ",".join(sources),
+            "--debug-file": options.debug_file,
+        }
+    )
 
 
 def _build_files(request: LaunchRequest, options: ClaudeOptions) -> Iterator[tuple[str, bytes]]:
@@ -257,7 +258,7 @@ def _build_files(request: LaunchRequest, options: ClaudeOptions) -> Iterator[tup
         if isinstance(given, dict):
             yield name, msgspec.json.encode(given)
     if options.one_shot:
-        yield _PROMPT, _build_prompt(request.turn)
+        yield PROMPT_FILE, _build_prompt(request.turn)
 
 
 def _build_system(system: str, request: LaunchRequest, options: ClaudeOptions) -> str:
@@ -293,8 +294,9 @@ def _encode_schema(schema: JsonObject) -> str:
     return given.decode()
 
 
-def _choose_path(given: JsonObject | str, ours: Path) -> str:
-    return given if isinstance(given, str) else str(ours)
+def _choose_path(given: JsonObject | str | None, ours: Path) -> str | None:
+    """Choose the path of the user, or the file that is written for a given object."""
+    return str(ours) if isinstance(given, dict) else given
 
 
 def _build_image_block(image: Image) -> JsonObject:

@@ -1,7 +1,7 @@
 """Tracks follow-ups: whether Claude Code absorbed them, gave them a turn, or dropped them.
 
-Claude Code shows the fate of a message by an echo, by a new turn, or in the reply to a recall. An
-echo proves that the message was taken. A missing echo proves nothing.
+Claude Code shows the outcome of a message by an echo, by a new turn, or in the reply to a recall.
+An echo proves that the message was taken. A missing echo proves nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ def on_echo(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
     if turn and line.uuid is not None and line.uuid == turn.uuid:
         turn.is_echoed = state.has_echoes = True
         if line.timestamp is None and not turn.has_init:
-            turn.doubtful_end = TurnEnded("failed", error=errors.build_duplicate_error())
+            turn.doubtful_end = TurnEnded("failed", error=errors.DUPLICATE)
     taken = _match_echo(state.offers, line.uuid, texts)
     state.has_echoes = state.has_echoes or bool(taken)
     if not taken:
@@ -38,7 +38,7 @@ def on_echo(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
 
 def begin_unprompted_turn(state: ClaudeState, place: int) -> list[DialectOutput]:
     """Open a turn that Claude Code began: for a queued follow-up, or by itself."""
-    if state.offers and not state.is_woken:
+    if state.offers and not state.has_ended_task:
         own = _begin_own_turn(state, next(iter(state.offers)))
         # The other queued messages usually become part of the same turn; their echo proves it.
         mark_boundary(state)
@@ -54,7 +54,7 @@ def settle_recall(state: ClaudeState, name: str, *, is_cancelled: bool) -> list[
         return []
     if is_cancelled:
         del state.offers[name]
-        return [ev.FollowupReturned(name, _strip_escape(offer.text), "it was taken back")]
+        return [ev.FollowupReturned(name, _strip_escape(offer.text), "it was withdrawn")]
     # Claude Code reads its input in order. A message in no queue was taken, or will be taken by
     # this turn.
     offer.is_gone = True
@@ -131,7 +131,7 @@ def _match_texts(
 def _begin_own_turn(state: ClaudeState, name: str) -> list[DialectOutput]:
     offer = state.offers.pop(name)
     is_command = offer.text.startswith("/")
-    state.begin_turn(ClaudeTurn(name, offer.uuid, is_told=True, is_command=is_command))
+    state.begin_turn(ClaudeTurn(name, offer.uuid, is_requested=True, is_command=is_command))
     return [ev.FollowupOwnTurn(name, _strip_escape(offer.text)), TurnBegan(name)]
 
 

@@ -9,16 +9,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from steadyrun.dialect import Offer, Send, Turn, Verdict
-from steadyrun.providers.claude.frames import (
-    AnswerLine,
-    ClaudeInput,
-    ControlAnswer,
-    ControlRequest,
-    Decision,
-    RequestLine,
-    UserLine,
-    UserMessage,
-)
+from steadyrun.providers.claude import frames
 from steadyrun.providers.claude.launch import build_content, to_uuid
 from steadyrun.providers.claude.state import ClaudeApproval
 
@@ -27,16 +18,13 @@ BEGIN, OFFER = "begin", "offer"
 _MODE = "mode:"
 
 
-def build_open() -> Send:
-    return _build_request("open", ControlRequest("initialize"))
-
-
-def build_set_model(turn: str, model: str) -> Send:
-    return _build_request(f"model:{turn}", ControlRequest("set_model", model=model))
+def build_request(key: str, subtype: str, **fields: str) -> Send:
+    """Build a control request, whose id is its key."""
+    return _encode(key, frames.RequestLine(key, frames.ControlRequest(subtype, **fields)))
 
 
 def build_set_mode(turn: str, mode: str) -> Send:
-    return _build_request(f"{_MODE}{turn}", ControlRequest("set_permission_mode", mode=mode))
+    return build_request(f"{_MODE}{turn}", "set_permission_mode", mode=mode)
 
 
 def parse_mode_turn(request: str) -> str | None:
@@ -45,8 +33,8 @@ def parse_mode_turn(request: str) -> str | None:
 
 
 def build_turn(turn: Turn) -> Send:
-    message = UserMessage("user", build_content(turn.text, turn.images))
-    return _encode(f"{BEGIN}:{turn.key}", UserLine(message, to_uuid(turn.key)))
+    message = frames.UserMessage("user", build_content(turn.text, turn.images))
+    return _encode(f"{BEGIN}:{turn.key}", frames.UserLine(message, to_uuid(turn.key)))
 
 
 def build_offer(offer: Offer, process: str) -> Send:
@@ -55,18 +43,14 @@ def build_offer(offer: Offer, process: str) -> Send:
     Claude Code drops a message whose uuid is already in the conversation, even if it was never
     answered. So a follow-up that is offered again to another process gets another uuid.
     """
-    message = UserMessage("user", build_content(offer.text))
-    return _encode(f"{OFFER}:{offer.id}", UserLine(message, to_uuid(f"{process}/{offer.id}")))
-
-
-def build_recall(offer: str, uuid: str) -> Send:
-    return _build_request(
-        f"recall:{offer}", ControlRequest("cancel_async_message", message_uuid=uuid)
+    message = frames.UserMessage("user", build_content(offer.text))
+    return _encode(
+        f"{OFFER}:{offer.id}", frames.UserLine(message, to_uuid(f"{process}/{offer.id}"))
     )
 
 
 def build_interrupt(turn: str) -> Send:
-    return _build_request(f"interrupt:{turn}", ControlRequest("interrupt"))
+    return build_request(f"interrupt:{turn}", "interrupt")
 
 
 def build_decision(approval: str, ask: ClaudeApproval, verdict: Verdict) -> Send:
@@ -75,12 +59,12 @@ def build_decision(approval: str, ask: ClaudeApproval, verdict: Verdict) -> Send
         given = ask.input if verdict.input is None else msgspec.json.encode(verdict.input)
         is_lasting = verdict.always and ask.rules is not None
         rules = Raw(ask.rules or b"") if is_lasting else UNSET
-        decision = Decision("allow", Raw(given), updated_permissions=rules)
+        decision = frames.Decision("allow", Raw(given), updated_permissions=rules)
     else:
         message = verdict.message or "this was not allowed"
-        decision = Decision("deny", message=message, interrupt=verdict.ends_turn)
-    answer = ControlAnswer("success", ask.request, decision)
-    return _encode(f"decide:{approval}", AnswerLine(answer))
+        decision = frames.Decision("deny", message=message, interrupt=verdict.ends_turn)
+    answer = frames.ControlAnswer("success", ask.request, decision)
+    return _encode(f"decide:{approval}", frames.AnswerLine(answer))
 
 
 def build_session_rules(suggested: Any) -> bytes | None:
@@ -100,13 +84,9 @@ def build_session_rules(suggested: Any) -> bytes | None:
 
 def build_decline(place: int, request: str) -> Send:
     """Build the refusal of a request. Without an answer, Claude Code would wait forever."""
-    answer = ControlAnswer("error", request, error="this is not supported")
-    return _encode(f"decline:{place}", AnswerLine(answer))
+    answer = frames.ControlAnswer("error", request, error="this is not supported")
+    return _encode(f"decline:{place}", frames.AnswerLine(answer))
 
 
-def _build_request(key: str, request: ControlRequest) -> Send:
-    return _encode(key, RequestLine(key, request))
-
-
-def _encode(key: str, line: ClaudeInput) -> Send:
+def _encode(key: str, line: frames.ClaudeInput) -> Send:
     return Send(key, msgspec.json.encode(line))

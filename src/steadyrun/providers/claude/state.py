@@ -1,13 +1,15 @@
 """Defines the state of a Claude Code process.
 
 The state depends only on the lines that were written and printed. It is saved at the end of each
-turn by its field names, so a field must not be renamed.
+turn by its field names. A renamed field keeps its old name in the saved state with `name=`.
 """
 
 from msgspec import Struct, field
 
 from steadyrun.dialect import TurnEnded
+from steadyrun.model.usage import Usage
 from steadyrun.providers.claude.frames import CallUsage
+from steadyrun.providers.shared.images import ImageTurn
 
 
 class ClaudeTool(Struct):
@@ -20,7 +22,7 @@ class ClaudeTool(Struct):
 
 
 class ClaudeOffer(Struct):
-    """A follow-up whose fate is not known yet."""
+    """A follow-up whose outcome is not known yet."""
 
     text: str
     uuid: str | None
@@ -47,29 +49,22 @@ class ClaudeApproval(Struct):
 
 
 class ClaudePendingRequest(Struct):
-    """A request of ours without a reply; `offer` is to be recalled, `mode` is the wanted mode."""
+    """A request of steadyrun without a reply; `offer` is to be recalled, `mode` is the requested
+    mode.
+    """
 
     subtype: str
     offer: str | None = None
     mode: str | None = None
 
 
-class ClaudeTotals(Struct):
-    """The tokens used by one model or in one turn."""
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_tokens: int = 0
-
-
-class ClaudeTurn(Struct):
+class ClaudeTurn(ImageTurn):
     """The open turn. `name` is the turn's key, the offer's id, or made of the journal's offset."""
 
     name: str
     uuid: str | None = None
-    # It was requested; Claude Code begins the others itself.
-    is_told: bool = False
+    # Steadyrun sent it. Claude Code begins the other turns itself.
+    is_requested: bool = field(default=False, name="is_told")
     # A command of Claude Code, which asks no model. A text from steadyrun is never a command.
     is_command: bool = False
     has_init: bool = False
@@ -86,11 +81,8 @@ class ClaudeTurn(Struct):
     retry: str | None = None
     # The end of the turn, if no further line of it follows.
     doubtful_end: TurnEnded | None = None
-    # The names of the images so far, by their keys.
-    images: dict[str, str] = {}
-    has_left_out_images: bool = False
     # The tokens of the finished model calls; `opening` has the input of the open call.
-    used: ClaudeTotals = field(default_factory=ClaudeTotals)
+    used: Usage = Usage(0, 0, 0, 0)
     opening: CallUsage = CallUsage()
     # The model of the open call, and the list price of all calls; None if one has no price.
     called_model: str | None = None
@@ -100,7 +92,7 @@ class ClaudeTurn(Struct):
 class ClaudeState(Struct):
     """Everything that the Dialect remembers of one process."""
 
-    # It has printed a line that the Dialect knows.
+    # It has printed a line of a known type.
     has_spoken: bool = False
     is_ready: bool = False
     # It reported that it is busy. A version that never does is ready after each result.
@@ -127,11 +119,11 @@ class ClaudeState(Struct):
     # The background tasks, with the tool call that started each.
     tasks: dict[str, str | None] = {}
     # A background task ended since the last turn, so the next turn may be about that.
-    is_woken: bool = False
+    has_ended_task: bool = field(default=False, name="is_woken")
     # The message that is being streamed.
     streaming: str | None = None
     cost_usd: float = 0.0
-    totals: dict[str, ClaudeTotals] = {}
+    totals: dict[str, Usage] = {}
     # The end of a reached limit, in seconds since 1970.
     resets_at: float | None = None
 

@@ -11,12 +11,12 @@ from steadyrun.dialect import DialectOutput, ProcessExit, TurnBegan, TurnEnded
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost
-from steadyrun.providers.claude import approvals, errors, offers, usage
-from steadyrun.providers.claude.errors import ResultContext, TurnOutcome
+from steadyrun.providers.claude import errors, offers, usage
 from steadyrun.providers.claude.frames import Init, ResultLine, UserLine
 from steadyrun.providers.claude.requests import BEGIN, OFFER, build_interrupt
 from steadyrun.providers.claude.state import ClaudeState, ClaudeTurn
 from steadyrun.providers.claude.usage import TurnUsage
+from steadyrun.providers.shared.approvals import resolve_approvals
 
 
 def on_user_line(state: ClaudeState, line: UserLine, frame: Frame) -> list[DialectOutput]:
@@ -40,7 +40,7 @@ def on_user_line(state: ClaudeState, line: UserLine, frame: Frame) -> list[Diale
 
 def _begin_turn(state: ClaudeState, name: str, line: UserLine) -> list[DialectOutput]:
     is_command = not line.should_query or offers.read_text(line).startswith("/")
-    state.begin_turn(ClaudeTurn(name, line.uuid, is_told=True, is_command=is_command))
+    state.begin_turn(ClaudeTurn(name, line.uuid, is_requested=True, is_command=is_command))
     return [TurnBegan(name)]
 
 
@@ -49,7 +49,7 @@ def on_init(state: ClaudeState, init: Init, place: int) -> list[DialectOutput]:
     state.has_init, state.held = True, None
     state.mode = init.mode or state.mode
     began = [] if state.turn else offers.begin_unprompted_turn(state, place)
-    state.is_woken = False
+    state.has_ended_task = False
     return [
         *began,
         *_bind_token(state, init.session_id),
@@ -91,11 +91,13 @@ def on_result(state: ClaudeState, result: ResultLine) -> list[DialectOutput]:
     if turn is None:
         return _on_result_without_turn(state, result)
     if _is_foreign(turn, result):
-        return _set_aside_result(turn, f"a turn of its own ended: {result.subtype}")
+        return _set_aside_result(
+            turn, f"a turn that Claude Code began itself ended: {result.subtype}"
+        )
     if _is_empty(turn, result):
         # Its cost is counted with the next result.
         end = _build_end(state, result, TurnUsage(None, Cost()))
-        return _set_aside_result(turn, "a result came for what it was not asked for", end)
+        return _set_aside_result(turn, "a result came that belongs to no request", end)
     settled = offers.settle_offers(state)
     token = _bind_late_token(state, result)
     spent = usage.measure_turn(state, result)
@@ -107,22 +109,19 @@ def on_invalid_result(state: ClaudeState, result: ResultLine | None) -> list[Dia
     """Handle a `result` that does not match its frame; None if no status could be read."""
     if result is not None:
         return on_result(state, result)
-    turn = state.turn
-    failed = TurnEnded("failed", turn.text if turn else None, error=errors.build_unreadable_error())
-    return close_turn(state, failed) if turn else []
+    if state.turn is None:
+        return []
+    return close_turn(state, TurnEnded("failed", state.turn.text, error=errors.UNREADABLE))
 
 
 def close_turn(state: ClaudeState, end: TurnEnded) -> list[DialectOutput]:
     """Close the open turn. Tasks that still run are background work from now on."""
-    asking = [ask.request for ask in state.asks.values() if not ask.is_sub_agent]
-    moot = [
-        each
-        for ask in asking
-        for each in approvals.resolve_approval(state, ask, "cancelled", "provider")
-    ]
+    moot = resolve_approvals(
+        state.asks, lambda ask: not ask.is_sub_agent, "cancelled", by="provider"
+    )
     foreground = state.tools.keys()
     state.tasks = {task: tool for task, tool in state.tasks.items() if tool not in foreground}
-    state.tools, state.turn, state.is_woken, state.streaming = {}, None, False, None
+    state.tools, state.turn, state.has_ended_task, state.streaming = {}, None, False, None
     if end.status == "completed":
         state.resets_at = None
     return [*moot, end]
@@ -176,14 +175,14 @@ def _bind_late_token(state: ClaudeState, result: ResultLine) -> list[DialectOutp
 
 def _is_foreign(turn: ClaudeTurn, result: ResultLine) -> bool:
     """Whether the result ends a turn that Claude Code began itself, before the open turn."""
-    if _is_named(turn, result) or turn.is_echoed or not turn.is_told:
+    if _is_named(turn, result) or turn.is_echoed or not turn.is_requested:
         return False
     return result.origin is not None and result.origin.kind != "human"
 
 
 def _is_empty(turn: ClaudeTurn, result: ResultLine) -> bool:
     """Whether the result has no answer, although the input was meant for the model."""
-    if _is_named(turn, result) or not turn.is_told or turn.is_command:
+    if _is_named(turn, result) or not turn.is_requested or turn.is_command:
         return False
     is_answered = turn.has_spoken or turn.is_stopped
     return not (is_answered or result.is_error) and result.num_turns == 0
@@ -206,26 +205,17 @@ def _set_aside_result(
 
 def _build_end(state: ClaudeState, result: ResultLine, spent: TurnUsage) -> TurnEnded:
     turn = state.turn or ClaudeTurn("")
-    context = ResultContext(
-        turn.error, state.has_init, turn.retry, turn.is_stopped, state.resets_at
-    )
-    out = errors.classify_result(result, context)
-    if out.status == "completed" and turn.is_interrupted and turn.has_failed_compaction:
+    end = errors.classify_result(result, state)
+    if end.status == "completed" and turn.is_interrupted and turn.has_failed_compaction:
         # Only a compaction was interrupted. Claude Code reports that as a success.
-        out = TurnOutcome("cancelled")
-    return TurnEnded(
-        out.status,
-        _choose_text(result, turn, out),
-        spent.usage,
-        spent.cost,
-        out.error,
-        stop_reason=out.stop_reason,
-    )
+        end = TurnEnded("cancelled")
+    text = _choose_text(result, turn, end)
+    return replace(end, text=text, usage=spent.usage, cost=spent.cost)
 
 
-def _choose_text(result: ResultLine, turn: ClaudeTurn, out: TurnOutcome) -> str | None:
+def _choose_text(result: ResultLine, turn: ClaudeTurn, end: TurnEnded) -> str | None:
     """Return the answer. The message of an error is not an answer."""
-    if out.error is not None or (out.status == "cancelled" and not result.result):
+    if end.error is not None or (end.status == "cancelled" and not result.result):
         return turn.text
     return turn.text if result.result is None else result.result
 

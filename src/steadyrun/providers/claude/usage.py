@@ -5,20 +5,17 @@ Claude Code reports totals of the whole process, so the usage of a turn is a dif
 budget.
 """
 
-from collections.abc import Mapping
 from operator import sub
 
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from steadyrun.model.usage import Cost, Usage
+from steadyrun.model.usage import MOST_USD, Cost, Usage, add_usage
 from steadyrun.providers.claude.errors import is_aborted
 from steadyrun.providers.claude.frames import CallUsage, ModelUsage, ResultLine, StreamMessage
-from steadyrun.providers.claude.state import ClaudeState, ClaudeTotals, ClaudeTurn
+from steadyrun.providers.claude.state import ClaudeState, ClaudeTurn
 from steadyrun.providers.shared import prices
 
-# A larger number is not a plausible cost.
-_MOST_USD = 1e9
 # Sums of floats are rounded to this many digits.
 _DIGITS = 9
 
@@ -51,45 +48,35 @@ def end_call(turn: ClaudeTurn, usage: CallUsage) -> TurnUsage:
     Claude Code reports the cost only at the end of the turn. Until then it is the list price.
     """
     opening = turn.opening
-    call = ClaudeTotals(
+    call = Usage(
         usage.input_tokens or opening.input_tokens or 0,
         usage.output_tokens or 0,
         usage.cache_read_input_tokens or opening.cache_read_input_tokens or 0,
         usage.cache_creation_input_tokens or opening.cache_creation_input_tokens or 0,
     )
-    turn.used = ClaudeTotals(*map(sum, zip(astuple(turn.used), astuple(call), strict=True)))
-    more = prices.estimate_cost(turn.called_model, Usage(*astuple(call)), is_one_call=True).usd
+    turn.used = add_usage(turn.used, call)
+    more = prices.estimate_cost(turn.called_model, call, is_one_call=True).usd
     before = turn.estimated_usd
     turn.estimated_usd = None if before is None or more is None else round(before + more, _DIGITS)
-    return TurnUsage(Usage(*astuple(turn.used)), _build_estimate(turn.estimated_usd))
-
-
-def _build_estimate(usd: float | None) -> Cost:
-    return Cost() if usd is None else Cost(usd, "estimated")
+    usd = turn.estimated_usd
+    return TurnUsage(turn.used, Cost() if usd is None else Cost(usd, "estimated"))
 
 
 def _measure_usage(state: ClaudeState, result: ResultLine) -> Usage:
     if not result.model_usage:
-        own = result.usage or CallUsage()
-        return Usage(*astuple(own))
-    before, state.totals = state.totals, _read_totals(result.model_usage)
+        return Usage(*astuple(result.usage or CallUsage()))
+    before = state.totals
+    state.totals = {model: _to_usage(each) for model, each in result.model_usage.items()}
     each = [_subtract(before.get(model), now) for model, now in state.totals.items()]
     return Usage(*map(sum, zip(*each, strict=True)))
 
 
-def _read_totals(used: Mapping[str, ModelUsage]) -> dict[str, ClaudeTotals]:
-    return {
-        model: ClaudeTotals(
-            each.input_tokens,
-            each.output_tokens,
-            each.cache_read_input_tokens,
-            each.cache_creation_input_tokens,
-        )
-        for model, each in used.items()
-    }
+def _to_usage(used: ModelUsage) -> Usage:
+    """Convert the tokens, whose fields come first and in the order of `Usage`."""
+    return Usage(*astuple(used)[:4])
 
 
-def _subtract(before: ClaudeTotals | None, now: ClaudeTotals) -> tuple[int, ...]:
+def _subtract(before: Usage | None, now: Usage) -> tuple[int, ...]:
     """Subtract the totals before. A total that fell was reset, and counts as a whole."""
     if before is None:
         return tuple(astuple(now))
@@ -98,7 +85,7 @@ def _subtract(before: ClaudeTotals | None, now: ClaudeTotals) -> tuple[int, ...]
 
 
 def _measure_cost(state: ClaudeState, total: float | None) -> float | None:
-    if total is None or not 0 <= total < _MOST_USD:
+    if total is None or not 0 <= total <= MOST_USD:
         return None
     before, state.cost_usd = state.cost_usd, total
     return round(total - before if total >= before else total, _DIGITS)

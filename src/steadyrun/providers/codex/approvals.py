@@ -14,6 +14,7 @@ from steadyrun.model import event as ev
 from steadyrun.providers.codex import requests
 from steadyrun.providers.codex.frames import ApprovalParams, ResolvedNotification
 from steadyrun.providers.codex.state import CodexApproval, CodexState
+from steadyrun.providers.shared.approvals import resolve_approvals
 
 
 def on_server_request(state: CodexState, ask: RpcRequest, frame: Frame) -> list[DialectOutput]:
@@ -24,21 +25,21 @@ def on_server_request(state: CodexState, ask: RpcRequest, frame: Frame) -> list[
     except msgspec.DecodeError:
         return [decline, ev.Unknown.from_line(frame.raw)]
     tool = requests.TOOLS.get(ask.method) or _find_mcp_server(ask.method, params)
-    if tool is not None:
+    if tool is not None and _can_be_saved(ask.id):
         return [_record_approval(state, ask, params, tool, str(frame.end))]
     if ask.method == requests.USER_INPUT:
         return [decline, ev.Note(_format_questions(params.questions))]
     return [decline, ev.Unknown.from_line(frame.raw)]
 
 
+def _can_be_saved(request: RpcId) -> bool:
+    """Whether the id has at most 64 bits: an approval is part of the saved state."""
+    return not isinstance(request, int) or -(2**63) <= request < 2**63
+
+
 def on_withdrawn(state: CodexState, notification: ResolvedNotification) -> list[DialectOutput]:
-    """Handle the withdrawal of a request by Codex."""
-    return withdraw(state, notification.request_id)
-
-
-def withdraw(state: CodexState, request: RpcId) -> list[DialectOutput]:
     """Resolve an approval that Codex withdrew."""
-    return _resolve(state, request, "cancelled", "provider")
+    return _resolve(state, notification.request_id, "cancelled", "provider")
 
 
 def record_decision(state: CodexState, request: RpcId, answer: Any) -> list[DialectOutput]:
@@ -50,10 +51,9 @@ def record_decision(state: CodexState, request: RpcId, answer: Any) -> list[Dial
 def _resolve(state: CodexState, request: RpcId, verdict: str, by: str) -> list[DialectOutput]:
     # The ids 1 and "1" are different, and 0 is an id.
     is_it = (type(request), request)
-    names = [n for n, ask in state.asks.items() if (type(ask.request), ask.request) == is_it]
-    for name in names:
-        del state.asks[name]
-    return [ev.ApprovalResolved(name, verdict, by) for name in names]
+    return resolve_approvals(
+        state.asks, lambda ask: (type(ask.request), ask.request) == is_it, verdict, by
+    )
 
 
 def _record_approval(

@@ -1,26 +1,14 @@
-"""Checks, merges and encodes the settings of Codex, which reads them as TOML."""
+"""Checks and encodes the settings of Codex, which reads them as TOML."""
 
 import math
 from typing import Any
 
 import msgspec
 
-from steadyrun.model.event import JsonObject
+from steadyrun.model.quotation import quote
 from steadyrun.providers.shared.arguments import refuse_option
 
 LARGEST_INTEGER = 2**63 - 1
-
-
-def merge_tables(under: JsonObject, over: JsonObject) -> JsonObject:
-    """Merge two tables. A value of `over` replaces one of `under`; nested tables are merged."""
-    both = dict(under)
-    for key, value in over.items():
-        below = both.get(key)
-        if isinstance(below, dict) and isinstance(value, dict):
-            both[key] = merge_tables(below, value)
-        else:
-            both[key] = value
-    return both
 
 
 def to_toml(value: Any) -> str:
@@ -44,7 +32,7 @@ def check_toml(name: str, value: Any) -> None:
             check_toml(name, each)
     elif not _is_plain(value):
         expected = "a text, a number, true, false, a list or an object"
-        refuse_option(name, expected, repr(value)[:80])
+        refuse_option(name, expected, quote(value))
 
 
 def _is_plain(value: Any) -> bool:

@@ -36,9 +36,8 @@ def _record_thread_request(state: CodexState, mode: str, thread: str | None) -> 
     """Record the request that starts or resumes a conversation in a mode."""
     if thread is not None:
         state.resumed, state.is_resumed = thread, True
-    state.untold_mode = next((each for each in launch.MODES if each == mode), None)
-    note = launch.find_mode_note(mode)
-    return [ev.Note(note)] if note else []
+    state.unsent_mode = next((each for each in launch.MODES if each == mode), None)
+    return [ev.Note(launch.MODE_NOTES[mode])] if mode in launch.MODE_NOTES else []
 
 
 def on_reply(state: CodexState, reply: RpcResponse, frame: Frame) -> list[DialectOutput]:
@@ -92,7 +91,7 @@ def on_refusal(state: CodexState, reply: RpcFailure, frame: Frame) -> list[Diale
         return turns.refuse_turn(state, refused or errors.build_refusal_error(reply.error))
     if asked.method == "turn/steer":
         return offers.return_offer(state, asked.name, why)
-    return [ev.Note(f"{asked.method} was turned down: {why}")]
+    return [ev.Note(f"{asked.method} was refused: {why}")]
 
 
 def _encode_id(id_: RpcId) -> str:

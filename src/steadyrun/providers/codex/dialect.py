@@ -32,12 +32,21 @@ from steadyrun.dialect import (
 )
 from steadyrun.lib import jsonrpc
 from steadyrun.lib.framing import Frame
-from steadyrun.lib.jsonrpc import RpcError, RpcFailure, RpcNotification, RpcRequest, RpcResponse
+from steadyrun.lib.jsonrpc import (
+    RpcError,
+    RpcFailure,
+    RpcMessage,
+    RpcNotification,
+    RpcRequest,
+    RpcResponse,
+)
 from steadyrun.model import event as ev
 from steadyrun.model.policy import Rights
+from steadyrun.model.usage import USAGE_REFUSED
 from steadyrun.providers.codex import (
     approvals,
     control,
+    frames,
     items,
     launch,
     notices,
@@ -47,24 +56,6 @@ from steadyrun.providers.codex import (
     usage,
 )
 from steadyrun.providers.codex import exec as codex_exec
-from steadyrun.providers.codex.frames import (
-    NOTIFICATIONS,
-    SILENT_METHODS,
-    DeltaNotification,
-    ErrorNotification,
-    HookNotification,
-    ItemNotification,
-    McpStatusNotification,
-    RateLimitNotification,
-    RerouteNotification,
-    ResolvedNotification,
-    SummaryPartNotification,
-    TurnNotification,
-    UsageNotification,
-    WarningNotification,
-    decode_exec_line,
-    decode_loose_failure,
-)
 from steadyrun.providers.codex.launch import PROGRAM, CodexOptions
 from steadyrun.providers.codex.state import CodexState, CodexTurn
 
@@ -92,6 +83,7 @@ class Codex:
 
     name: ClassVar[str] = "codex"
     program: ClassVar[Program | None] = PROGRAM
+    takes_parts = False
     options_type: ClassVar[type[Struct]] = CodexOptions
     wall_seconds: float | None = None
     # Commands that still run after a turn never begin another turn.
@@ -124,7 +116,7 @@ class Codex:
         return [] if self._options.one_shot else requests.build_open(request, self._options)
 
     def begin(self, turn: Turn) -> list[Send]:
-        mode = turn.mode or self.state.untold_mode
+        mode = turn.mode or self.state.unsent_mode
         return [requests.build_turn(replace(turn, mode=mode), self._thread, self._options)]
 
     def steer(self, offer: Offer) -> Send | Refused | None:
@@ -189,24 +181,30 @@ class Codex:
             message = jsonrpc.decode(frame.raw)
         except msgspec.DecodeError:
             return _on_other_line(self.state, frame)
-        output = _on_message(self.state, message, frame)
+        output = self._receive_message(message, frame)
         # An unknown line does not prove that the program is Codex.
         self.state.has_spoken |= not any(isinstance(each, ev.Unknown) for each in output)
         return output
+
+    def _receive_message(self, message: RpcMessage, frame: Frame) -> list[DialectOutput]:
+        try:
+            return _on_message(self.state, message, frame)
+        except msgspec.ValidationError:
+            if not isinstance(message, RpcNotification) or message.method != frames.USAGE:
+                raise
+            return [ev.Unknown.from_line(frame.raw), ev.Note(USAGE_REFUSED)]
 
     def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
         """Return the offers that were not read. The driver closes open tools and the turn."""
         state = self.state
         end = turns.end_from_exit(state, last)
-        lost = offers.return_all(state)
+        returned = offers.return_all(state)
         state.turn, state.asks, state.tools = None, {}, {}
         state.thread = state.refused = None
-        return [*lost, end] if end else lost
+        return [*returned, end] if end else returned
 
 
-def _on_message(
-    state: CodexState, message: jsonrpc.RpcMessage, frame: Frame
-) -> list[DialectOutput]:
+def _on_message(state: CodexState, message: RpcMessage, frame: Frame) -> list[DialectOutput]:
     match message:
         case RpcNotification():
             return _on_notification(state, message, frame)
@@ -222,58 +220,59 @@ def _on_notification(
     state: CodexState, message: RpcNotification, frame: Frame
 ) -> list[DialectOutput]:
     method = message.method
-    if method in SILENT_METHODS:
+    if method in frames.SILENT_METHODS:
         return []
-    kind = NOTIFICATIONS.get(method)
+    kind = _TYPES.get(method)
     if kind is None:
         return [] if method.startswith(_SILENT_PREFIXES) else [ev.Unknown.from_line(frame.raw)]
     notification: Any = message.decode_params(kind)
     if state.is_other(getattr(notification, "thread_id", None)):
         kept = turns.on_parallel_notification(state, notification, frame)
         return [*kept, *usage.on_sub_agent_usage(state, notification)]
-    output = _on_own_notification(state, notification, method, frame)
+    if kind is frames.TurnNotification:
+        return turns.on_turn(state, notification, method, frame)
+    output = _HANDLERS[method][1](state, notification)
     return [ev.Unknown.from_line(frame.raw)] if output is None else output
 
 
-def _on_own_notification(
-    state: CodexState, notification: Any, method: str, frame: Frame
-) -> list[DialectOutput] | None:
-    """Handle a notification of this conversation; None if it is unknown."""
-    match notification:
-        case TurnNotification():
-            return turns.on_turn(state, notification, method, frame)
-        case ItemNotification():
-            return items.on_item(state, notification, method)
-        case DeltaNotification():
-            return items.on_delta(state, notification, method)
-        case _:
-            return _HANDLERS[type(notification)](state, notification)
-
-
-# The handlers of all other notifications.
-_HANDLERS: dict[type[Struct], Callable[[CodexState, Any], list[DialectOutput]]] = {
-    SummaryPartNotification: items.on_summary_part,
-    UsageNotification: usage.on_usage,
-    RateLimitNotification: usage.on_rate_limits,
-    ErrorNotification: notices.on_error,
-    WarningNotification: notices.on_warning,
-    RerouteNotification: notices.on_reroute,
-    McpStatusNotification: notices.on_mcp_status,
-    HookNotification: turns.on_hook,
-    ResolvedNotification: approvals.on_withdrawn,
+# The type and the handler of each notification. A handler returns None for unknown content.
+_NotificationHandler = Callable[[CodexState, Any], list[DialectOutput] | None]
+_HANDLERS: dict[str, tuple[type[Struct], _NotificationHandler]] = {
+    "item/started": (frames.ItemNotification, items.on_item_started),
+    "item/completed": (frames.ItemNotification, items.on_item_completed),
+    "item/agentMessage/delta": (frames.DeltaNotification, items.on_text_delta),
+    "item/reasoning/summaryTextDelta": (frames.DeltaNotification, items.on_thinking_delta),
+    "item/reasoning/textDelta": (frames.DeltaNotification, items.on_thinking_delta),
+    "item/reasoning/summaryPartAdded": (frames.SummaryPartNotification, items.on_summary_part),
+    frames.USAGE: (frames.UsageNotification, usage.on_usage),
+    "account/rateLimits/updated": (frames.RateLimitNotification, usage.on_rate_limits),
+    "error": (frames.ErrorNotification, notices.on_error),
+    "warning": (frames.WarningNotification, notices.on_warning),
+    "configWarning": (frames.WarningNotification, notices.on_warning),
+    "guardianWarning": (frames.WarningNotification, notices.on_warning),
+    "deprecationNotice": (frames.WarningNotification, notices.on_warning),
+    "model/rerouted": (frames.RerouteNotification, notices.on_reroute),
+    "mcpServer/startupStatus/updated": (frames.McpStatusNotification, notices.on_mcp_status),
+    "hook/completed": (frames.HookNotification, turns.on_hook),
+    "serverRequest/resolved": (frames.ResolvedNotification, approvals.on_withdrawn),
+}
+_TYPES: dict[str, type[Struct]] = {
+    "turn/started": frames.TurnNotification,
+    "turn/completed": frames.TurnNotification,
+    **{method: kind for method, (kind, _) in _HANDLERS.items()},
 }
 
 
 def _on_other_line(state: CodexState, frame: Frame) -> list[DialectOutput]:
     """Handle a line that is not JSON-RPC: a line of `exec`, or a malformed failure."""
-    odd = decode_loose_failure(frame.raw)
+    odd = frames.decode_loose_failure(frame.raw)
     if odd is not None:
         error = RpcError(jsonrpc.INTERNAL_ERROR, str(odd.error))
         return [
             ev.Unknown.from_line(frame.raw),
             *control.on_refusal(state, RpcFailure(odd.id, error), frame),
         ]
-    line = decode_exec_line(frame.raw)
+    line = frames.decode_exec_line(frame.raw)
     output = codex_exec.on_line(state, line, frame.end)
     if output is None:
         return [ev.Unknown.from_line(frame.raw)]

@@ -13,12 +13,17 @@ import msgspec
 
 from steadyrun.dialect import RESUME_NOT_FOUND, ProcessExit, TurnEnded
 from steadyrun.lib.jsonrpc import INVALID_REQUEST, RpcError
-from steadyrun.model.event import Diagnostic, ErrorFact, LimitWindow
-from steadyrun.model.run import EndStatus, StopReason
+from steadyrun.model.event import ErrorFact, LimitWindow
 from steadyrun.providers.codex.frames import RateLimitWindow
-from steadyrun.providers.shared.epoch import to_datetime
+from steadyrun.providers.shared.errors import (
+    COMMON_HINTS,
+    RATE_LIMITED,
+    build_exit_end,
+    build_incompatible_error,
+    find_line,
+    to_datetime,
+)
 
-RATE_LIMITED = "rate_limited"
 _OTHER, _SERVER = "provider_error", "server_error"
 _BLOCKED = "hook_blocked"
 _FULL_PERCENT = 100
@@ -63,26 +68,23 @@ _BY_API = {
 # How a message of `exec` begins that contains an HTTP status.
 _STATED = re.compile(r"(?:exceeded retry limit, last status:|unexpected status) (\d{3})\b")
 _RETRYABLE = frozenset({RATE_LIMITED, "overloaded", _SERVER})
-_STOPPED: dict[str, StopReason] = {"max_cost": "budget"}
-_ANEW = "Go on with another conversation, or allow a new one with --or-fresh."
+_NEW_CONVERSATION_HINT = "Continue another conversation, or allow a new one with --or-fresh."
 _HINTS = {
+    **COMMON_HINTS,
     "auth": "Log in with `codex login`, or choose a model provider with a key: docs/providers.md.",
-    "billing": "Look at the plan and the credit of the account.",
     "model_not_found": "Choose another model; `codex` and /model show which there are.",
-    "prompt_too_long": "Say less at once, or begin a new conversation.",
-    "sandbox_error": "Its sandbox does not work here: see docs/providers.md, or take another mode.",
-    RESUME_NOT_FOUND: _ANEW,
-    _BLOCKED: "Say it otherwise, or look at the hooks in the settings of Codex.",
+    "sandbox_error": "Its sandbox does not work here: see docs/providers.md, or use another mode.",
+    RESUME_NOT_FOUND: _NEW_CONVERSATION_HINT,
+    _BLOCKED: "Change the prompt, or check the hooks in the settings of Codex.",
     _OTHER: "Check the login and the settings of Codex with `steadyrun doctor`.",
 }
 # The messages on stderr of a process that cannot start.
-_LAST_WORDS = {
+_STDERR_ERRORS = {
     "no rollout found": RESUME_NOT_FOUND,
     "invalid session id": RESUME_NOT_FOUND,
     "is archived": RESUME_NOT_FOUND,
     "Not inside a trusted directory": "untrusted_directory",
 }
-_INCOMPATIBLE = "cli_incompatible"
 _TOO_LONG = "input_too_large"
 # Several processes were started at once, and Codex was never used before with this user.
 _UNPREPARED = "failed to initialize sqlite state runtime"
@@ -112,7 +114,7 @@ def build_error(error: Any, windows: Iterable[RateLimitWindow] = ()) -> ErrorFac
     ends = [time for time in map(to_datetime, [*full, _read_reset_time(body)]) if time is not None]
     return ErrorFact(
         code,
-        message if isinstance(message, str) and message else "Codex did not say why",
+        message if isinstance(message, str) and message else "Codex gave no reason",
         _HINTS.get(code, ""),
         retryable=code in _RETRYABLE,
         retry_at=max(ends, default=None) if code == RATE_LIMITED else None,
@@ -126,20 +128,15 @@ def explain_error(fact: ErrorFact, retry: ErrorFact | None) -> ErrorFact:
     return msgspec.structs.replace(retry, message=fact.message)
 
 
-def find_status(fact: ErrorFact) -> tuple[EndStatus, StopReason | None]:
-    status: EndStatus = "rate_limited" if fact.code == RATE_LIMITED else "failed"
-    return status, _STOPPED.get(fact.code)
-
-
 def build_open_error(number: int, message: str, *, is_resumed: bool) -> ErrorFact:
     """Build the error of a conversation that could not be opened."""
     if _BUSY in message:
-        hint = "Another process goes on with this conversation: wait for its end, or stop it."
+        hint = "Another process uses this conversation: wait for its end, or stop it."
         return ErrorFact("conversation_busy", message, hint, retryable=True)
     is_missing = is_resumed and number == INVALID_REQUEST
     if is_missing and not any(words in message for words in _NOT_MISSING):
         return build_missing_error(message)
-    hint = "Look at the options of providers.codex, and at the settings of Codex."
+    hint = "Check the options of providers.codex and the settings of Codex."
     return ErrorFact(_OTHER, message, hint)
 
 
@@ -158,13 +155,13 @@ def build_refusal_error(error: RpcError) -> ErrorFact:
 
 def build_hook_error(words: str) -> ErrorFact:
     """Build the error of a turn that a hook blocked before the model was asked."""
-    return ErrorFact(_BLOCKED, f"a hook of Codex was against it: {words}", _HINTS[_BLOCKED])
+    return ErrorFact(_BLOCKED, f"a hook of Codex blocked the turn: {words}", _HINTS[_BLOCKED])
 
 
 def build_no_answer_error() -> ErrorFact:
     """Build the error of a turn that ended without an answer and without a reason."""
     why = "Codex ended the turn without asking the model"
-    return ErrorFact("no_answer", why, "A hook in the settings of Codex may be against it.")
+    return ErrorFact("no_answer", why, "A hook in the settings of Codex may have blocked it.")
 
 
 def parse_exec_error(message: str | None) -> ErrorFact:
@@ -183,22 +180,20 @@ def end_from_exit(last: ProcessExit) -> TurnEnded | None:
     """Return the end of a process that printed nothing; None if nothing explains it."""
     if last.reason is not None:
         return None
-    for words, code in _LAST_WORDS.items():
+    for words, code in _STDERR_ERRORS.items():
         if words in last.stderr:
             hint = _HINTS.get(code, "")
-            return _build_exit_end(last, ErrorFact(code, _find_line(words, last.stderr), hint))
+            return build_exit_end(last, ErrorFact(code, find_line(last.stderr, words), hint))
     if _UNPREPARED in last.stderr:
-        why, hint = _find_line(_UNPREPARED, last.stderr), "Start it again."
-        return _build_exit_end(last, ErrorFact("start_failed", why, hint, retryable=True))
+        why, hint = find_line(last.stderr, _UNPREPARED), "Start the run again."
+        return build_exit_end(last, ErrorFact("start_failed", why, hint, retryable=True))
     if last.code is None:
         return None
-    words = "".join(f": {line}" for line in last.stderr.strip().splitlines()[-1:])
-    why = f"the program ended with code {last.code} before it answered{words}"
     hint = (
         "Check with `steadyrun doctor` that it is Codex, in a tested version."
         " If it is, check the options of providers.codex and the settings of Codex."
     )
-    return _build_exit_end(last, ErrorFact(_INCOMPATIBLE, why, hint))
+    return build_exit_end(last, build_incompatible_error(last, hint))
 
 
 def end_mid_turn(last: ProcessExit, error: ErrorFact | None) -> TurnEnded | None:
@@ -206,12 +201,10 @@ def end_mid_turn(last: ProcessExit, error: ErrorFact | None) -> TurnEnded | None
     if last.reason is not None:
         return None
     if _TOO_LONG in last.stderr:
-        code = "prompt_too_long"
-        return _build_exit_end(
-            last, ErrorFact(code, _find_line(_TOO_LONG, last.stderr), _HINTS[code])
-        )
+        code, why = "prompt_too_long", find_line(last.stderr, _TOO_LONG)
+        return build_exit_end(last, ErrorFact(code, why, _HINTS[code]))
     # A killed process did not end because of an earlier error.
-    return _build_exit_end(last, error) if error and last.code else None
+    return build_exit_end(last, error) if error and last.code else None
 
 
 def build_limit_windows(windows: Mapping[str, RateLimitWindow]) -> tuple[LimitWindow, ...]:
@@ -236,7 +229,7 @@ def _read_message(error: Any) -> Any:
 
 
 def _read_api_error(error: Any) -> Mapping[str, Any]:
-    """Read the error of the API, which Codex passes on as JSON if it does not know it."""
+    """Read the error of the API, which Codex passes on as JSON if it is unknown to Codex."""
     try:
         body = msgspec.json.decode(_read_message(error))
     except (ValueError, TypeError, RecursionError):
@@ -255,16 +248,3 @@ def _read_reset_time(body: Mapping[str, Any]) -> float | None:
     ends = body.get("resets_at")
     is_number = isinstance(ends, int | float) and not isinstance(ends, bool)
     return ends if is_number else None
-
-
-def _build_exit_end(last: ProcessExit, error: ErrorFact) -> TurnEnded:
-    diagnostic = Diagnostic(last.code, last.stderr)
-    status, reason = find_status(error)
-    return TurnEnded(
-        status, error=error, diagnostic=diagnostic, exit_code=last.code, stop_reason=reason
-    )
-
-
-def _find_line(words: str, text: str) -> str:
-    found = re.search(rf"^.*{re.escape(words)}.*$", text, re.MULTILINE)
-    return found[0].strip() if found else words

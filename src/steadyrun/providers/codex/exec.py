@@ -6,8 +6,6 @@ limits, and its usage is the total of the whole conversation.
 
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from steadyrun.dialect import DialectOutput, TurnBegan, TurnEnded
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
@@ -15,6 +13,7 @@ from steadyrun.providers.codex import errors, items, turns, usage
 from steadyrun.providers.codex.frames import CodexTokens, ExecLine, to_item
 from steadyrun.providers.codex.launch import RESUMED
 from steadyrun.providers.codex.state import CodexState, CodexTurn
+from steadyrun.providers.shared.errors import fail_turn
 
 
 def on_line(state: CodexState, line: ExecLine, place: int) -> list[DialectOutput] | None:
@@ -60,7 +59,7 @@ def _on_item(state: CodexState, line: ExecLine) -> list[DialectOutput] | None:
         # The turn continues, so the earlier error did not end it.
         state.turn.error = None
         state.turn.has_steps = True
-    step = items.on_item_started if line.type == "item.started" else items.on_item_completed
+    step = items.start_item if line.type == "item.started" else items.end_item
     return step(state, item)
 
 
@@ -70,7 +69,7 @@ def _on_item_updated(_: CodexState, line: ExecLine) -> list[DialectOutput] | Non
 
 
 def _on_error(state: CodexState, line: ExecLine) -> list[DialectOutput]:
-    """Record an error. Codex may retry, which only the text says, or exit without another line."""
+    """Record an error. Codex may retry, which only the text states, or exit without a line."""
     if state.turn and line.message:
         state.turn.error = errors.parse_exec_error(line.message)
     return [ev.Note(line.message)] if line.message else []
@@ -81,7 +80,9 @@ def _on_turn_completed(state: CodexState, line: ExecLine) -> list[DialectOutput]
     used = line.tokens
     if turn and used:
         if state.is_resumed:
-            note = [ev.Note("what the turn has used is not known: Codex tells the sum of all")]
+            note = [
+                ev.Note("the usage of this turn is unknown: Codex reports the total of all turns")
+            ]
         else:
             usage.add_usage(state, turn, used, is_one_call=False)
     return [*note, *turns.close_turn(state, _build_end(state, _find_missing_answer(state, used)))]
@@ -104,10 +105,7 @@ def _on_turn_failed(state: CodexState, line: ExecLine) -> list[DialectOutput]:
 def _build_end(state: CodexState, why: ErrorFact | None = None) -> TurnEnded:
     turn = state.turn or CodexTurn("")
     end = TurnEnded("completed", turns.choose_text(turn), usage.to_usage(turn.used), turn.cost)
-    if why is None:
-        return end
-    status, reason = errors.find_status(why)
-    return replace(end, status=status, error=why, stop_reason=reason)
+    return fail_turn(end, why) if why else end
 
 
 _FIRST = frozenset({"thread.started", "turn.started"})

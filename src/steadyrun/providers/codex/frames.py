@@ -6,10 +6,12 @@ later versions of Codex may change them.
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field
+
+from steadyrun.providers.shared.numbers import StoredInteger, TokenCount
 
 
 class TurnBody(Struct, frozen=True, rename="camel"):
@@ -26,11 +28,17 @@ class TurnBody(Struct, frozen=True, rename="camel"):
         return self.root_turn_id if isinstance(self.root_turn_id, str) else self.id
 
 
-class TurnNotification(Struct, frozen=True, rename="camel"):
+class _Notification(Struct, frozen=True, rename="camel", kw_only=True):
+    """A notification about a conversation, or about one of its turns."""
+
+    thread_id: str | None = None
+    turn_id: str | None = None
+
+
+class TurnNotification(_Notification, frozen=True):
     """A turn began or ended."""
 
     turn: TurnBody
-    thread_id: str | None = None
 
 
 class CodexItem(Struct, frozen=True, rename="camel"):
@@ -52,7 +60,7 @@ class CodexItem(Struct, frozen=True, rename="camel"):
     cwd: Any = None
     process_id: str | None = None
     aggregated_output: Any = None
-    exit_code: int | None = None
+    exit_code: StoredInteger | None = None
     changes: Any = None
     server: Any = None
     tool: Any = None
@@ -76,59 +84,51 @@ class CodexItem(Struct, frozen=True, rename="camel"):
     failure: Any = None
 
 
-class ItemNotification(Struct, frozen=True, rename="camel"):
+class ItemNotification(_Notification, frozen=True):
     """An item began or ended."""
 
     item: CodexItem
-    thread_id: str | None = None
-    turn_id: str | None = None
 
 
-class DeltaNotification(Struct, frozen=True, rename="camel"):
+class DeltaNotification(_Notification, frozen=True):
     """A piece of an item while it is written."""
 
     delta: str
     item_id: str = ""
-    thread_id: str | None = None
-    turn_id: str | None = None
 
 
-class SummaryPartNotification(Struct, frozen=True, rename="camel"):
+class SummaryPartNotification(_Notification, frozen=True):
     """Another paragraph of reasoning begins."""
 
-    summary_index: int = 0
-    thread_id: str | None = None
-
-
-# A larger number could not be saved.
-CodexCount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    summary_index: StoredInteger = 0
 
 
 class CodexTokens(Struct, frozen=True, rename="camel"):
     """Token counts. The input includes tokens read from and written to a cache."""
 
-    input_tokens: CodexCount = 0
-    cached_input_tokens: CodexCount = 0
-    cache_write_input_tokens: CodexCount = 0
-    output_tokens: CodexCount = 0
-    total_tokens: CodexCount = 0
+    input_tokens: TokenCount = 0
+    cached_input_tokens: TokenCount = 0
+    cache_write_input_tokens: TokenCount = 0
+    output_tokens: TokenCount = 0
+    total_tokens: TokenCount = 0
 
 
 class TokenUsage(Struct, frozen=True, rename="camel"):
     total: CodexTokens
     last: CodexTokens
-    model_context_window: CodexCount | None = None
+    model_context_window: TokenCount | None = None
 
 
-class UsageNotification(Struct, frozen=True, rename="camel"):
+USAGE = "thread/tokenUsage/updated"
+
+
+class UsageNotification(_Notification, frozen=True):
     token_usage: TokenUsage
-    thread_id: str | None = None
-    turn_id: str | None = None
 
 
 class RateLimitWindow(Struct, frozen=True, rename="camel"):
     used_percent: float
-    window_duration_mins: CodexCount | None = None
+    window_duration_mins: TokenCount | None = None
     resets_at: float | None = None
 
 
@@ -142,29 +142,25 @@ class RateLimitNotification(Struct, frozen=True, rename="camel"):
     rate_limits: RateLimits
 
 
-class ErrorNotification(Struct, frozen=True, rename="camel"):
+class ErrorNotification(_Notification, frozen=True):
     """An error. Codex may retry."""
 
     error: Any = None
     will_retry: bool = False
-    thread_id: str | None = None
-    turn_id: str | None = None
 
 
-class WarningNotification(Struct, frozen=True, rename="camel"):
+class WarningNotification(_Notification, frozen=True):
     """A warning for the user."""
 
     message: str | None = None
     summary: str | None = None
-    thread_id: str | None = None
 
 
-class RerouteNotification(Struct, frozen=True, rename="camel"):
+class RerouteNotification(_Notification, frozen=True):
     """Another model answers from now on."""
 
     to_model: str
     from_model: str | None = None
-    thread_id: str | None = None
 
 
 class McpStatusNotification(Struct, frozen=True):
@@ -181,18 +177,16 @@ class HookRun(Struct, frozen=True, rename="camel"):
     entries: Any = None
 
 
-class HookNotification(Struct, frozen=True, rename="camel"):
+class HookNotification(_Notification, frozen=True):
     """A hook from the settings of Codex ended."""
 
     run: HookRun
-    thread_id: str | None = None
-    turn_id: str | None = None
 
 
 class ResolvedNotification(Struct, frozen=True, rename="camel"):
     """A request of Codex is no longer open."""
 
-    request_id: int | str
+    request_id: StoredInteger | str
 
 
 class ThreadBody(Struct, frozen=True):
@@ -236,27 +230,6 @@ class SentParams(Struct, frozen=True, rename="camel"):
     model: str | None = None
 
 
-NOTIFICATIONS: dict[str, type[Struct]] = {
-    "turn/started": TurnNotification,
-    "turn/completed": TurnNotification,
-    "item/started": ItemNotification,
-    "item/completed": ItemNotification,
-    "item/agentMessage/delta": DeltaNotification,
-    "item/reasoning/summaryTextDelta": DeltaNotification,
-    "item/reasoning/textDelta": DeltaNotification,
-    "item/reasoning/summaryPartAdded": SummaryPartNotification,
-    "thread/tokenUsage/updated": UsageNotification,
-    "account/rateLimits/updated": RateLimitNotification,
-    "error": ErrorNotification,
-    "warning": WarningNotification,
-    "configWarning": WarningNotification,
-    "guardianWarning": WarningNotification,
-    "deprecationNotice": WarningNotification,
-    "model/rerouted": RerouteNotification,
-    "mcpServer/startupStatus/updated": McpStatusNotification,
-    "hook/completed": HookNotification,
-    "serverRequest/resolved": ResolvedNotification,
-}
 # These notifications repeat other ones, or have no meaning for a run.
 _SILENT = """
     account/gatewayOAuth/changed account/login/completed account/updated app/list/updated
@@ -285,10 +258,10 @@ SILENT_METHODS = frozenset(_SILENT.split())
 class ExecUsage(Struct, frozen=True):
     """The tokens of the whole conversation, not of this turn."""
 
-    input_tokens: CodexCount
-    output_tokens: CodexCount
-    cached_input_tokens: CodexCount = 0
-    cache_write_input_tokens: CodexCount = 0
+    input_tokens: TokenCount
+    output_tokens: TokenCount
+    cached_input_tokens: TokenCount = 0
+    cache_write_input_tokens: TokenCount = 0
 
     @property
     def tokens(self) -> CodexTokens:
@@ -328,7 +301,7 @@ class ExecLine(Struct, frozen=True):
 class LooseFailure(Struct, frozen=True):
     """A failure whose error is not a JSON-RPC error."""
 
-    id: int | str
+    id: StoredInteger | str
     error: Any
 
 

@@ -7,14 +7,8 @@ import msgspec
 
 from steadyrun.dialect import DialectOutput
 from steadyrun.model import event as ev
-from steadyrun.providers.codex import offers
-from steadyrun.providers.codex.frames import (
-    CodexItem,
-    DeltaNotification,
-    ItemNotification,
-    SummaryPartNotification,
-    collect_texts,
-)
+from steadyrun.providers.codex import frames, offers
+from steadyrun.providers.codex.frames import CodexItem, collect_texts
 from steadyrun.providers.codex.state import CodexState, CodexTool, CodexTurn
 from steadyrun.providers.shared import images
 from steadyrun.providers.shared.images import EncodedImage
@@ -34,23 +28,32 @@ _SILENT = frozenset(
 )
 
 
-def on_item(
-    state: CodexState, notification: ItemNotification, method: str
+def on_item_started(
+    state: CodexState, notification: frames.ItemNotification
 ) -> list[DialectOutput] | None:
-    """Handle an item; None if its type is unknown.
-
-    After the end of a turn, only the ends of its tools are reported.
-    """
-    item = notification.item
-    is_tool = item.id in state.tools
-    if not is_tool and (state.turn is None or state.is_other(None, notification.turn_id)):
-        return []
-    step = on_item_started if method == "item/started" else on_item_completed
-    return step(state, item)
-
-
-def on_item_started(state: CodexState, item: CodexItem) -> list[DialectOutput] | None:
     """Handle the start of an item; None if its type is unknown."""
+    return start_item(state, notification.item) if _is_reported(state, notification) else []
+
+
+def on_item_completed(
+    state: CodexState, notification: frames.ItemNotification
+) -> list[DialectOutput] | None:
+    """Handle the end of an item; None if its type is unknown."""
+    return end_item(state, notification.item) if _is_reported(state, notification) else []
+
+
+def _is_reported(state: CodexState, notification: frames.ItemNotification) -> bool:
+    """Whether an item is reported. After the end of a turn, only the ends of its tools are."""
+    return notification.item.id in state.tools or _is_open(state, notification.turn_id)
+
+
+def _is_open(state: CodexState, turn: str | None) -> bool:
+    """Whether a line belongs to the open turn."""
+    return state.turn is not None and not state.is_other(None, turn)
+
+
+def start_item(state: CodexState, item: CodexItem) -> list[DialectOutput] | None:
+    """Start an item; None if its type is unknown."""
     if item.type in _STARTED:
         return _STARTED[item.type](state, item)
     if item.type in _TOOLS:
@@ -60,8 +63,8 @@ def on_item_started(state: CodexState, item: CodexItem) -> list[DialectOutput] |
     return [] if item.type in _SILENT else None
 
 
-def on_item_completed(state: CodexState, item: CodexItem) -> list[DialectOutput] | None:
-    """Handle the end of an item; None if its type is unknown."""
+def end_item(state: CodexState, item: CodexItem) -> list[DialectOutput] | None:
+    """End an item; None if its type is unknown."""
     if item.type in _TOOLS:
         return _end_tool(state, item)
     if item.type in _COMPLETED:
@@ -74,20 +77,21 @@ def is_known(item: CodexItem) -> bool:
     return any(item.type in kinds for kinds in (_TOOLS, _STARTED, _COMPLETED, _SILENT))
 
 
-def on_delta(
-    state: CodexState, notification: DeltaNotification, method: str
-) -> list[DialectOutput]:
-    """Handle a piece of an answer or of reasoning while it is written."""
-    if state.turn is None or state.is_other(None, notification.turn_id):
+def on_text_delta(state: CodexState, delta: frames.DeltaNotification) -> list[DialectOutput]:
+    """Handle a piece of an answer while it is written."""
+    return [ev.TextDelta(delta.delta)] if _is_open(state, delta.turn_id) else []
+
+
+def on_thinking_delta(state: CodexState, delta: frames.DeltaNotification) -> list[DialectOutput]:
+    """Handle a piece of reasoning while it is written."""
+    if not _is_open(state, delta.turn_id):
         return []
-    if method == "item/agentMessage/delta":
-        return [ev.TextDelta(notification.delta)]
-    state.thoughts.add(notification.item_id)
-    return [ev.ThinkingDelta(notification.delta)]
+    state.thoughts.add(delta.item_id)
+    return [ev.ThinkingDelta(delta.delta)]
 
 
 def on_summary_part(
-    state: CodexState, notification: SummaryPartNotification
+    state: CodexState, notification: frames.SummaryPartNotification
 ) -> list[DialectOutput]:
     """Separate the parts of a summary of reasoning."""
     return [ev.ThinkingDelta("\n\n")] if notification.summary_index and state.turn else []

@@ -27,8 +27,10 @@ from steadyrun.dialect import (
 )
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.event import JsonObject
+from steadyrun.model.json_object import merge_objects
 from steadyrun.model.policy import MCP, Mode, Rights
-from steadyrun.providers.codex.config_toml import LARGEST_INTEGER, check_toml, merge_tables, to_toml
+from steadyrun.model.quotation import quote
+from steadyrun.providers.codex.config_toml import LARGEST_INTEGER, check_toml, to_toml
 from steadyrun.providers.shared.arguments import (
     LONGEST_ARGUMENT_BYTES,
     check_argument,
@@ -36,6 +38,7 @@ from steadyrun.providers.shared.arguments import (
     check_option_names,
     refuse_option,
 )
+from steadyrun.providers.shared.prompt_file import PROMPT_FILE, READ_FILE, build_prompt_prefix
 
 PROGRAM = Program(
     name="codex",
@@ -55,6 +58,10 @@ MODES: Mapping[Mode, tuple[str, str]] = {
     "full_auto": ("never", "workspace-write"),
     "dangerously_skip_permissions": ("never", "danger-full-access"),
 }
+# The notes about modes that Codex implements differently.
+MODE_NOTES: Mapping[str, str] = {
+    "accept_edits": "Codex has no mode accept_edits: default edits in its working directory anyway."
+}
 # The type of the line that is printed before a one-shot process resumes a conversation. It marks
 # the usage as a total of the conversation, and names the conversation that must be resumed.
 RESUMED = "steadyrun.resumed"
@@ -71,9 +78,8 @@ _PROCESS_SETTINGS = (*_QUIET, "model_provider", "model_providers")
 _ENV = {"RUST_LOG": "error"}
 _READING, _WRITING = frozenset({"Read", "Glob", "Grep"}), frozenset({"Write", "Edit"})
 _WORKSPACE = "sandbox_workspace_write"
-_BASE, _SCHEMA, _PROMPT, _FIRST_LINE = "base.md", "schema.json", "prompt", "prompt.first"
+_BASE, _SCHEMA, _FIRST_LINE = "base.md", "schema.json", "prompt.first"
 # Executes the arguments, with the file $0 as standard input.
-_FROM_FILE = 'exec "$@" <"$0"'
 _STOP_STEPS = (Rung("will", 2.0), Rung("eof", 2.0))
 _SIGINT = 2
 _ONE_SHOT_STOP_STEPS = (Rung("signal", 2.0, _SIGINT),)
@@ -101,7 +107,7 @@ class CodexOptions(Struct, frozen=True, forbid_unknown_fields=True):
         self._check_names()
         for each in self.add_dirs:
             if not each.startswith("/") or "\0" in each:
-                refuse_option("add_dirs", "a path that begins with /", repr(each[:80]))
+                refuse_option("add_dirs", "a path that begins with /", quote(each))
         limit = self.auto_compact_token_limit
         if limit is not None and not 0 < limit <= LARGEST_INTEGER:
             refuse_option("auto_compact_token_limit", "a number of tokens above 0", limit)
@@ -113,14 +119,14 @@ class CodexOptions(Struct, frozen=True, forbid_unknown_fields=True):
             names += [(name, each) for each in getattr(self, name)]
         check_option_names(names)
         if self.base_instructions is not None and not self.base_instructions.strip():
-            refuse_option("base_instructions", "a text", repr(self.base_instructions[:80]))
+            refuse_option("base_instructions", "a text", quote(self.base_instructions))
 
     def _check_tables(self) -> None:
         for option in ("config", "mcp_servers"):
             for key, value in getattr(self, option).items():
                 if not _BARE_KEY.fullmatch(key):
                     expected = "names of letters, digits, - and _"
-                    refuse_option(option, expected, repr(key[:80]))
+                    refuse_option(option, expected, quote(key))
                 check_toml(f"{option}.{key}", value)
         for key, server in self.mcp_servers.items():
             if not isinstance(server, dict):
@@ -130,9 +136,7 @@ class CodexOptions(Struct, frozen=True, forbid_unknown_fields=True):
             refuse_option(f"config.{_WORKSPACE}", "an object", type(table).__name__)
         roots = table.get("writable_roots", [])
         if not isinstance(roots, list) or not all(isinstance(each, str) for each in roots):
-            refuse_option(
-                f"config.{_WORKSPACE}.writable_roots", "a list of paths", repr(roots)[:80]
-            )
+            refuse_option(f"config.{_WORKSPACE}.writable_roots", "a list of paths", quote(roots))
 
 
 def enforce(rights: Rights, options: CodexOptions) -> EnforcedRights | Refused:
@@ -143,11 +147,11 @@ def enforce(rights: Rights, options: CodexOptions) -> EnforcedRights | Refused:
     notes = []
     writes = bool(rights.allowed & _WRITING)
     if not writes:
-        notes.append("Codex has commands all the same, in a sandbox where they cannot write")
+        notes.append("Codex can still run commands, in a sandbox in which they cannot write")
     has_servers = bool(options.mcp_servers) or "mcp_servers" in options.config
     is_asked = any(name.startswith(MCP) for name in rights.deny)
     if is_asked or (has_servers and rights.tools is not None):
-        notes.append("Codex has all tools of its MCP servers: none can be taken away here")
+        notes.append("Codex has all tools of its MCP servers: steadyrun cannot remove any of them")
     return EnforcedRights(rights.mode if writes else "plan", tuple(notes))
 
 
@@ -241,13 +245,6 @@ def build_input(text: str, images: Sequence[Image] = ()) -> list[JsonObject]:
     return [{"type": "text", "text": text}, *map(_build_image_part, images)]
 
 
-def find_mode_note(mode: str) -> str | None:
-    """Return a note about a mode that Codex implements differently; None for the others."""
-    if mode == "accept_edits":
-        return "Codex has no mode accept_edits: default edits in its working directory unasked."
-    return None
-
-
 def _check_request(request: LaunchRequest) -> None:
     check_images(request.turn.images)
     for what, value in (("model", _choose_model(request)), ("resume", request.resume)):
@@ -273,7 +270,7 @@ def _build_settings(request: LaunchRequest, options: CodexOptions) -> JsonObject
         named[_WORKSPACE] = {"writable_roots": _list_writable_roots(options)}
     if not Rights(tools=request.tools, deny=request.deny).allowed & {"WebSearch"}:
         named["web_search"] = "disabled"
-    return merge_tables(options.config, named)
+    return merge_objects(options.config, named)
 
 
 def _list_writable_roots(options: CodexOptions) -> list[str]:
@@ -297,7 +294,7 @@ def _build_sandbox_policy(sandbox: str, options: CodexOptions) -> JsonObject:
 def _build_process_settings(options: CodexOptions) -> JsonObject:
     """Build the settings of the process. Analytics and update checks are off by default."""
     given = {key: value for key, value in options.config.items() if key in _PROCESS_SETTINGS}
-    return merge_tables(_QUIET, given)
+    return merge_objects(_QUIET, given)
 
 
 def _build_feature_arguments(options: CodexOptions) -> Iterator[str]:
@@ -310,9 +307,8 @@ def _build_feature_arguments(options: CodexOptions) -> Iterator[str]:
 
 
 def _build_prompt_prefix(request: LaunchRequest) -> tuple[str, ...]:
-    """Build the shell command that passes a prompt of any length on stdin."""
     first = "" if request.resume is None else 'cat "$0.first" && '
-    return ("/bin/sh", "-c", first + _FROM_FILE, str(Path(request.directory) / _PROMPT))
+    return build_prompt_prefix(request.directory, first + READ_FILE)
 
 
 def _build_arguments(request: LaunchRequest, options: CodexOptions) -> Iterator[str]:
@@ -350,7 +346,7 @@ def _build_exec_settings(request: LaunchRequest, options: CodexOptions) -> JsonO
     _, sandbox = MODES[request.turn.mode or request.mode]
     asked: JsonObject = {"approval_policy": "never", "sandbox_mode": sandbox}
     if "projects" not in options.config:
-        # See `thread_params`.
+        # See `build_thread_params`.
         asked["projects"] = {request.cwd: {"trust_level": "untrusted"}}
     if request.system is not None:
         asked["developer_instructions"] = request.system
@@ -371,7 +367,7 @@ def _build_config_arguments(settings: JsonObject) -> Iterator[str]:
 
 
 def _build_files(request: LaunchRequest, options: CodexOptions) -> Iterator[tuple[str, bytes]]:
-    yield _PROMPT, request.turn.text.encode()
+    yield PROMPT_FILE, request.turn.text.encode()
     if request.resume is not None:
         line = {"type": RESUMED, "thread_id": request.resume}
         yield _FIRST_LINE, msgspec.json.encode(line) + b"\n"

@@ -2,17 +2,11 @@
 
 from steadyrun.dialect import DialectOutput
 from steadyrun.model import event as ev
-from steadyrun.providers.codex import errors, offers
-from steadyrun.providers.codex.frames import (
-    ErrorNotification,
-    McpStatusNotification,
-    RerouteNotification,
-    WarningNotification,
-)
+from steadyrun.providers.codex import errors, frames, offers
 from steadyrun.providers.codex.state import CodexState
 
 
-def on_error(state: CodexState, notification: ErrorNotification) -> list[DialectOutput]:
+def on_error(state: CodexState, notification: frames.ErrorNotification) -> list[DialectOutput]:
     """Handle an error. Codex retries by itself, or ends the turn after it."""
     turn = state.turn
     fact = errors.build_error(notification.error, state.windows.values())
@@ -23,11 +17,10 @@ def on_error(state: CodexState, notification: ErrorNotification) -> list[Dialect
         return []
     turn.retry = fact
     turn.retries += 1
-    heeded = offers.absorb_taken(state)
-    return [*heeded, ev.ProviderRetrying(turn.retries, None, fact.code)]
+    return [*offers.absorb_taken(state), ev.ProviderRetrying(turn.retries, None, fact.code)]
 
 
-def on_warning(state: CodexState, notification: WarningNotification) -> list[DialectOutput]:
+def on_warning(state: CodexState, notification: frames.WarningNotification) -> list[DialectOutput]:
     """Report a warning once. Codex repeats some with each turn."""
     words = notification.message or notification.summary
     if not words or words in state.warnings:
@@ -36,14 +29,14 @@ def on_warning(state: CodexState, notification: WarningNotification) -> list[Dia
     return [ev.Note(words)]
 
 
-def on_reroute(state: CodexState, notification: RerouteNotification) -> list[DialectOutput]:
+def on_reroute(state: CodexState, notification: frames.RerouteNotification) -> list[DialectOutput]:
     """Record the model that answers in place of the requested one."""
     state.model = notification.to_model
     note = ev.Note(f"{notification.to_model} answers in place of {notification.from_model}")
     return [note, ev.StatsUpdated(model=notification.to_model)]
 
 
-def on_mcp_status(_: CodexState, notification: McpStatusNotification) -> list[DialectOutput]:
+def on_mcp_status(_: CodexState, notification: frames.McpStatusNotification) -> list[DialectOutput]:
     """Report an MCP server that did not start."""
     if notification.status != "failed":
         return []

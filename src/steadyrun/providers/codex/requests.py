@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from steadyrun.dialect import LaunchRequest, Offer, Send, Turn, Verdict
-from steadyrun.lib import jsonrpc
 from steadyrun.lib.jsonrpc import METHOD_NOT_FOUND, RpcError, RpcId
 from steadyrun.model.event import JsonObject
 from steadyrun.providers.codex.launch import (
@@ -57,9 +56,7 @@ def build_open(request: LaunchRequest, options: CodexOptions) -> list[Send]:
         params["excludeTurns"] = True
     return [
         _build_request("open", "initialize", hello),
-        Send(
-            "initialized", jsonrpc.encode_notification("initialized", with_version=False).rstrip()
-        ),
+        _encode("initialized", {"method": "initialized"}),
         _build_request(f"{THREAD}:{request.turn.mode or request.mode}", method, params),
     ]
 
@@ -115,16 +112,16 @@ def build_decision(approval: str, ask: CodexApproval, verdict: Verdict) -> Send:
         answer = {"decision": "acceptForSession" if verdict.always else "accept"}
     else:
         answer = {"decision": "cancel" if verdict.ends_turn else "decline"}
-    return Send(f"decide:{approval}", _encode_answer(ask.request, answer))
+    return _encode(f"decide:{approval}", {"id": ask.request, "result": answer})
 
 
 def build_decline(place: int, request: RpcId, method: str) -> Send:
     """Build the refusal of a request. Without an answer, Codex would wait forever."""
-    key = f"decline:{place}"
     if method in _REFUSALS:
-        return Send(key, _encode_answer(request, _REFUSALS[method]))
-    error = RpcError(METHOD_NOT_FOUND, "this is not supported")
-    return Send(key, jsonrpc.encode_failure(request, error, with_version=False).rstrip())
+        answer: JsonObject = {"result": _REFUSALS[method]}
+    else:
+        answer = {"error": RpcError(METHOD_NOT_FOUND, "this is not supported")}
+    return _encode(f"decline:{place}", {"id": request, **answer})
 
 
 def is_allowing(answer: Any) -> bool:
@@ -143,8 +140,9 @@ def is_allowing(answer: Any) -> bool:
 
 
 def _build_request(key: str, method: str, params: JsonObject) -> Send:
-    return Send(key, jsonrpc.encode_request(key, method, params, with_version=False).rstrip())
+    return _encode(key, {"id": key, "method": method, "params": params})
 
 
-def _encode_answer(request: RpcId, value: JsonObject) -> bytes:
-    return jsonrpc.encode_result(request, value, with_version=False).rstrip()
+def _encode(key: str, message: JsonObject) -> Send:
+    """Encode a message without the member `jsonrpc`, which Codex leaves out, too."""
+    return Send(key, msgspec.json.encode(message))

@@ -1,16 +1,17 @@
 """Defines the state of a Codex process.
 
 The state depends only on the lines that were written and printed. It is saved at the end of each
-turn by its field names, so a field must not be renamed.
+turn by its field names. A renamed field keeps its old name in the saved state with `name=`.
 """
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from steadyrun.lib.jsonrpc import RpcId
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.policy import Mode
 from steadyrun.model.usage import Cost
 from steadyrun.providers.codex.frames import CodexTokens, RateLimitWindow
+from steadyrun.providers.shared.images import ImageTurn
 
 
 class CodexTool(Struct):
@@ -28,7 +29,7 @@ class CodexTool(Struct):
 
 
 class CodexOffer(Struct):
-    """A follow-up whose fate is not known yet."""
+    """A follow-up whose outcome is not known yet."""
 
     text: str
     # Our id of the message; a recording may have none.
@@ -51,13 +52,13 @@ class CodexApproval(Struct):
 
 
 class CodexPendingRequest(Struct):
-    """A request of ours without a reply; `name` is the turn, offer or mode it was sent for."""
+    """A request of steadyrun without a reply; `name` is the turn, offer or mode it was sent for."""
 
     method: str
     name: str
 
 
-class CodexTurn(Struct):
+class CodexTurn(ImageTurn):
     """The open turn. `name` is the turn's key or made of the journal's offset, `id` is the id of
     Codex, and `other_id` the id in its `turn/started`."""
 
@@ -83,9 +84,6 @@ class CodexTurn(Struct):
     # The size of the conversation before the running compaction.
     compacted_tokens: int | None = None
     is_compacting: bool = False
-    # The names of the images so far, by their keys.
-    images: dict[str, str] = {}
-    has_left_out_images: bool = False
     # With `exec`: the turn had an item.
     has_steps: bool = False
 
@@ -101,7 +99,7 @@ class CodexTurn(Struct):
 class CodexState(Struct):
     """Everything that the Dialect remembers of one process."""
 
-    # It has printed a line that the Dialect knows.
+    # It has printed a line of a known type.
     has_spoken: bool = False
     # The conversation; the one whose token was reported; the one to resume.
     thread: str | None = None
@@ -112,7 +110,7 @@ class CodexState(Struct):
     refused: ErrorFact | None = None
     model: str | None = None
     # The mode of the launch, until it was sent with a turn.
-    untold_mode: Mode | None = None
+    unsent_mode: Mode | None = field(default=None, name="untold_mode")
     context_window: int | None = None
     # The size of the conversation.
     context_tokens: int | None = None

@@ -14,18 +14,11 @@ from steadyrun.dialect import STILL_RUNNING, DialectOutput, ProcessExit, TurnBeg
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
-from steadyrun.providers.codex import approvals, errors, offers, usage
-from steadyrun.providers.codex.frames import (
-    DeltaNotification,
-    HookNotification,
-    SentParams,
-    SummaryPartNotification,
-    TurnBody,
-    TurnNotification,
-    collect_texts,
-)
+from steadyrun.providers.codex import errors, frames, offers, usage
 from steadyrun.providers.codex.requests import build_empty_turn, build_terminate
 from steadyrun.providers.codex.state import CodexPendingRequest, CodexState, CodexTurn
+from steadyrun.providers.shared.approvals import resolve_approvals
+from steadyrun.providers.shared.errors import fail_turn
 
 _INTERRUPTED, _COMPLETED = "interrupted", "completed"
 # A message that begins a turn later. Steadyrun never sends it; a recording may contain it.
@@ -40,7 +33,7 @@ _FIRST_HOOKS = frozenset({"sessionStart", "userPromptSubmit", "preModelRequest"}
 
 
 def record_message(
-    state: CodexState, asked: CodexPendingRequest, params: SentParams
+    state: CodexState, asked: CodexPendingRequest, params: frames.SentParams
 ) -> list[DialectOutput]:
     """Begin a turn or record an offer, because a message was written.
 
@@ -62,10 +55,10 @@ def _is_busy(state: CodexState) -> bool:
     return state.turn is not None or bool(waiting)
 
 
-def _begin_turn(state: CodexState, name: str, params: SentParams) -> list[DialectOutput]:
+def _begin_turn(state: CodexState, name: str, params: frames.SentParams) -> list[DialectOutput]:
     thread = params.thread_id
     state.begin_turn(CodexTurn(name))
-    state.untold_mode = None
+    state.unsent_mode = None
     state.model = params.model or state.model
     if thread is not None and state.is_other(thread):
         # The process continues with another conversation.
@@ -75,7 +68,7 @@ def _begin_turn(state: CodexState, name: str, params: SentParams) -> list[Dialec
 
 
 def on_turn(
-    state: CodexState, notification: TurnNotification, method: str, frame: Frame
+    state: CodexState, notification: frames.TurnNotification, method: str, frame: Frame
 ) -> list[DialectOutput]:
     """Handle the start or the end of a turn. An end with an unknown status is kept, too."""
     if method == "turn/started":
@@ -85,14 +78,14 @@ def on_turn(
     return [*kept, *on_turn_completed(state, notification.turn)]
 
 
-def on_turn_started(state: CodexState, turn: TurnBody, place: int) -> list[DialectOutput]:
+def on_turn_started(state: CodexState, turn: frames.TurnBody, place: int) -> list[DialectOutput]:
     """Handle the start of a turn. A turn that steadyrun began is already open."""
-    mine = state.turn
-    if mine is None:
+    opened = state.turn
+    if opened is None:
         return _begin_own_turn(state, turn, place)
-    if mine.id is None:
-        mine.id, mine.other_id = turn.root_id, turn.id
-    if mine.id in {turn.id, turn.root_id}:
+    if opened.id is None:
+        opened.id, opened.other_id = turn.root_id, turn.id
+    if opened.id in {turn.id, turn.root_id}:
         return bind_thread(state)
     return [ev.Note(f"another turn began before this one had ended: {turn.id}")]
 
@@ -110,7 +103,7 @@ def bind_thread(state: CodexState) -> list[DialectOutput]:
     return [token, *model]
 
 
-def _begin_own_turn(state: CodexState, turn: TurnBody, place: int) -> list[DialectOutput]:
+def _begin_own_turn(state: CodexState, turn: frames.TurnBody, place: int) -> list[DialectOutput]:
     """Open a turn that Codex began: for a queued message, or by itself."""
     queued = offers.find_queued(state)
     if queued is not None:
@@ -128,7 +121,8 @@ def _record_parallel_turn(state: CodexState, thread: str) -> list[DialectOutput]
     A process has one run at a time, so that turn belongs to no run and is not a follow-up.
     """
     state.beside.add(thread)
-    return [ev.Note(f"a turn of {thread} was begun beside this one: it is kept as it is printed")]
+    note = f"a turn of {thread} began during this one: its output is kept as unknown events"
+    return [ev.Note(note)]
 
 
 def on_parallel_notification(
@@ -137,15 +131,15 @@ def on_parallel_notification(
     """Keep a line of another conversation. Deltas are skipped, as the whole text follows."""
     thread = getattr(notification, "thread_id", None)
     if thread not in state.beside or isinstance(
-        notification, DeltaNotification | SummaryPartNotification
+        notification, frames.DeltaNotification | frames.SummaryPartNotification
     ):
         return []
-    if isinstance(notification, TurnNotification) and notification.turn.status in STATUSES:
+    if isinstance(notification, frames.TurnNotification) and notification.turn.status in STATUSES:
         state.beside.discard(thread)
     return [ev.Unknown.from_line(frame.raw)]
 
 
-def on_turn_completed(state: CodexState, ended: TurnBody) -> list[DialectOutput]:
+def on_turn_completed(state: CodexState, ended: frames.TurnBody) -> list[DialectOutput]:
     """Handle the end of a turn."""
     turn = state.turn
     if turn is None or state.is_other(None, ended.id):
@@ -173,36 +167,33 @@ def _answer_late_offer(state: CodexState, end: TurnEnded) -> list[DialectOutput]
 
     In a turn that failed, the follow-up counts as part of that turn.
     """
-    unheeded = offers.find_unanswered(state)
-    if end.status != "completed" or unheeded is None:
+    unanswered = offers.find_unanswered(state)
+    if end.status != "completed" or unanswered is None:
         return []
-    return [build_empty_turn(unheeded, state.thread or "")]
+    return [build_empty_turn(unanswered, state.thread or "")]
 
 
 def _end_interrupted(state: CodexState, end: TurnEnded, error: Any) -> TurnEnded:
     """Return the end of an interrupted turn. If Codex interrupted it, there is an error."""
     if not error:
         return replace(end, status="cancelled")
-    fact = errors.build_error(error, state.windows.values())
-    status, reason = errors.find_status(fact)
-    return replace(end, status=status if reason else "cancelled", error=fact, stop_reason=reason)
+    failed = fail_turn(end, errors.build_error(error, state.windows.values()))
+    return failed if failed.stop_reason else replace(failed, status="cancelled")
 
 
 def _end_failed(state: CodexState, end: TurnEnded, error: Any) -> TurnEnded:
     turn = state.turn
     fact = errors.build_error(error, state.windows.values()) if error else None
     fact = fact or (turn.error if turn else None) or errors.build_error(None)
-    fact = errors.explain_error(fact, turn.retry if turn else None)
-    status, reason = errors.find_status(fact)
-    return replace(end, status=status, error=fact, stop_reason=reason)
+    return fail_turn(end, errors.explain_error(fact, turn.retry if turn else None))
 
 
-def on_hook(state: CodexState, notification: HookNotification) -> list[DialectOutput]:
+def on_hook(state: CodexState, notification: frames.HookNotification) -> list[DialectOutput]:
     """Handle the end of a hook from the settings of Codex."""
     run, turn = notification.run, state.turn
     if run.status not in _HOOK_STATUSES:
         return []
-    words = "; ".join(collect_texts(run.entries)) or "it did not say why"
+    words = "; ".join(frames.collect_texts(run.entries)) or "it gave no reason"
     is_mine = turn is not None and not state.is_other(None, notification.turn_id)
     if turn and is_mine and run.status in _BLOCKING_STATUSES and run.event_name in _FIRST_HOOKS:
         turn.blocked = errors.build_hook_error(words)
@@ -233,8 +224,7 @@ def choose_text(turn: CodexTurn) -> str | None:
 
 
 def _withdraw_approvals(state: CodexState) -> list[DialectOutput]:
-    requests = [ask.request for ask in state.asks.values()]
-    return [each for request in requests for each in approvals.withdraw(state, request)]
+    return resolve_approvals(state.asks, lambda _: True, "cancelled", by="provider")
 
 
 def end_from_exit(state: CodexState, last: ProcessExit) -> TurnEnded | None:

@@ -6,19 +6,13 @@ a failure and a resume. So only the growth of the total counts.
 
 from typing import Any
 
-import msgspec
+from msgspec.structs import astuple, replace
 
 from steadyrun.dialect import DialectOutput
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.providers.codex import offers
-from steadyrun.providers.codex.frames import (
-    CodexTokens,
-    RateLimitNotification,
-    TokenUsage,
-    TurnNotification,
-    UsageNotification,
-)
+from steadyrun.providers.codex import frames, offers
+from steadyrun.providers.codex.frames import CodexTokens, UsageNotification
 from steadyrun.providers.codex.state import CodexState, CodexTurn
 from steadyrun.providers.shared import prices
 
@@ -45,7 +39,9 @@ def on_usage(state: CodexState, notification: UsageNotification) -> list[Dialect
     return [*offers.absorb_taken(state), ev.UsageUpdated(usage, turn.cost)]
 
 
-def on_rate_limits(state: CodexState, notification: RateLimitNotification) -> list[DialectOutput]:
+def on_rate_limits(
+    state: CodexState, notification: frames.RateLimitNotification
+) -> list[DialectOutput]:
     """Update the windows that are present. The others keep their values."""
     limits = notification.rate_limits
     for name, window in (("primary", limits.primary), ("secondary", limits.secondary)):
@@ -63,7 +59,7 @@ def on_sub_agent_usage(state: CodexState, notification: Any) -> list[DialectOutp
     if (
         turn
         and turn.id
-        and isinstance(notification, TurnNotification)
+        and isinstance(notification, frames.TurnNotification)
         and notification.turn.root_turn_id == turn.id
     ):
         state.subagents.add(thread)
@@ -109,23 +105,20 @@ def _replace_total(state: CodexState, thread: str, total: CodexTokens) -> CodexT
 
 
 def _measure_growth(
-    before: CodexTokens | None, token_usage: TokenUsage, *, is_resumed: bool
+    before: CodexTokens | None, token_usage: frames.TokenUsage, *, is_resumed: bool
 ) -> CodexTokens:
     now = token_usage.total
     if before is None:
         # The first total of a resumed conversation includes its earlier turns.
         return _drop_total(token_usage.last if is_resumed else now)
     new = _add_tokens(now, before, sign=-1)
-    return _drop_total(token_usage.last) if min(msgspec.structs.astuple(new)) < 0 else new
+    return _drop_total(token_usage.last) if min(astuple(new)) < 0 else new
 
 
 def _add_tokens(one: CodexTokens, other: CodexTokens, *, sign: int = 1) -> CodexTokens:
-    return CodexTokens(
-        one.input_tokens + sign * other.input_tokens,
-        one.cached_input_tokens + sign * other.cached_input_tokens,
-        one.cache_write_input_tokens + sign * other.cache_write_input_tokens,
-        one.output_tokens + sign * other.output_tokens,
-    )
+    """Add token counts. The result has no total."""
+    pairs = zip(astuple(_drop_total(one)), astuple(_drop_total(other)), strict=True)
+    return CodexTokens(*(count + sign * more for count, more in pairs))
 
 
 def _add_costs(one: Cost, other: Cost) -> Cost:
@@ -136,4 +129,4 @@ def _add_costs(one: Cost, other: Cost) -> Cost:
 
 
 def _drop_total(tokens: CodexTokens) -> CodexTokens:
-    return _add_tokens(tokens, CodexTokens())
+    return replace(tokens, total_tokens=0)

@@ -1,1 +1,1 @@
-"""The scripted provider: a child process that plays a script."""
+"""Runs the scripted CLI: a child process that plays a script."""

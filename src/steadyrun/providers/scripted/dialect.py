@@ -2,13 +2,12 @@
 
 The scripted CLI is part of steadyrun and asks no model. It serves demos, documentation, and tests
 of the code above a Dialect.
-
-`frames` defines all frames. The meaning of printed frames is in `turns`, `tools` and `events`.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, assert_never
+from typing import Any, ClassVar, assert_never
 
 import msgspec
 from msgspec import Struct
@@ -26,36 +25,29 @@ from steadyrun.dialect import (
     Rung,
     Send,
     Turn,
+    TurnBegan,
+    TurnEnded,
     Verdict,
 )
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
-from steadyrun.model.event import JsonObject
+from steadyrun.model.event import ErrorFact, JsonObject
 from steadyrun.model.policy import Rights
-from steadyrun.providers.scripted import child, tools, turns
-from steadyrun.providers.scripted.events import to_event
+from steadyrun.model.usage import Cost
+from steadyrun.providers.scripted import child, frames
 from steadyrun.providers.scripted.frames import (
-    AbsorbedFrame,
-    AskFrame,
-    BackgroundFrame,
-    BeganFrame,
     DecideFrame,
-    EndedFrame,
     HelloFrame,
     InputFrame,
     InterruptFrame,
-    ReadyFrame,
     RecallFrame,
-    ReturnedFrame,
     SteerFrame,
-    TextFrame,
-    ToolEndFrame,
-    ToolStartFrame,
     TurnFrame,
     decode_input,
     decode_output,
 )
-from steadyrun.providers.scripted.state import ScriptedState
+from steadyrun.providers.shared.approvals import resolve_approvals
+from steadyrun.providers.shared.errors import to_datetime
 
 SETTINGS = "scripted.json"
 MEMORY = "scripted"
@@ -67,6 +59,26 @@ class ScriptedOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """`script` is a JSON or TOML file of steps, for every prompt that is not a script itself."""
 
     script: str | None = None
+
+
+class ScriptedState(Struct):
+    """Everything that the Dialect remembers of one process.
+
+    It depends only on the lines that were written and printed. It is saved by its field names, so a
+    field must not be renamed.
+    """
+
+    is_ready: bool = False
+    # The open turn: its key, the offer's id, or the id of a turn that the child began.
+    turn: str | None = None
+    # A turn that the child began before it read the one that was sent.
+    prelude: str | None = None
+    text: str | None = None
+    offers: dict[str, str] = {}
+    # The ids of the child's questions, by approval.
+    asks: dict[str, str] = {}
+    # How many turns the child will still begin.
+    background: int = 0
 
 
 class Scripted:
@@ -84,6 +96,7 @@ class Scripted:
             "tools", "system", "images", "schema", "max_turns", "usage",
         }
     )  # fmt: skip
+    takes_parts = False
     options_type: ClassVar[type[Struct]] = ScriptedOptions
     wall_seconds: float | None = None
 
@@ -150,11 +163,14 @@ class Scripted:
             return []  # a recording may contain lines that steadyrun never writes
         match request:
             case TurnFrame():
-                return turns.begin_turn(self.state, request.key, request.key)
+                return _begin_turn(self.state, request.key, request.key)
             case SteerFrame():
-                return turns.record_offer(self.state, request)
+                self.state.offers[request.id] = request.text
+                return [ev.FollowupOffered(request.id, request.text)]
             case DecideFrame():
-                return tools.record_decision(self.state, request)
+                verdict = "allow" if request.allow else "deny"
+                asks = self.state.asks
+                return resolve_approvals(asks, lambda ask: ask == request.ask, verdict, by="user")
             case HelloFrame() | RecallFrame() | InterruptFrame():
                 return []
             case other:
@@ -165,29 +181,17 @@ class Scripted:
             output = decode_output(frame.raw)
         except (ValueError, RecursionError) as error:
             return [_keep_unknown(frame.raw, error)]
-        match output:
-            case TextFrame():
-                self.state.text = output.text
-                return [ev.TextFinal(output.text)]
-            case ToolStartFrame() | ToolEndFrame() | AskFrame():
-                return tools.on_tool_frame(self.state, output, frame)
-            case (
-                ReadyFrame()
-                | BeganFrame()
-                | EndedFrame()
-                | AbsorbedFrame()
-                | ReturnedFrame()
-                | BackgroundFrame()
-            ):
-                return turns.on_turn_frame(self.state, output)
-            case _:
-                return [to_event(output)]
+        if isinstance(output, frames.AskFrame):
+            return _on_ask(self.state, output, str(frame.end))
+        handle = _HANDLERS.get(type(output))
+        return handle(self.state, output) if handle else [_TO_EVENT[type(output)](output)]
 
     def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
         """Return the offers that were not read. The driver closes open tools and the turn."""
         state = self.state
+        offers, state.offers = state.offers, {}
         state.is_ready, state.asks, state.background = False, {}, 0
-        return turns.return_all(state)
+        return [ev.FollowupReturned(*offer, "the process ended") for offer in offers.items()]
 
 
 def _build_settings(request: LaunchRequest, options: ScriptedOptions) -> JsonObject:
@@ -217,3 +221,116 @@ def _keep_unknown(raw: bytes, problem: Exception) -> ev.Unknown:
     except (ValueError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
     return ev.Unknown(raw.decode())
+
+
+def _begin_turn(state: ScriptedState, turn: str, taken: str | None) -> list[DialectOutput]:
+    """Open a turn. `taken` is the key or the offer that it began with."""
+    state.turn, state.text = turn, None
+    return [TurnBegan(taken)]
+
+
+# -- frames that change the state
+
+
+def _on_ask(state: ScriptedState, output: frames.AskFrame, approval: str) -> list[DialectOutput]:
+    state.asks[approval] = output.id
+    return [ev.ApprovalRequested(approval, output.call, output.name, output.input, True)]
+
+
+def _on_ready(state: ScriptedState, output: frames.ReadyFrame) -> list[DialectOutput]:
+    state.is_ready = True
+    return [ev.TokenBound(output.token)] if output.token else []
+
+
+def _on_began(state: ScriptedState, output: frames.BeganFrame) -> list[DialectOutput]:
+    """Handle the start of a turn. A turn that steadyrun began is already open."""
+    if output.by == "offer":
+        state.offers.pop(output.turn, None)
+        own = ev.FollowupOwnTurn(output.turn, output.text or "")
+        return [own, *_begin_turn(state, output.turn, output.turn)]
+    if output.by == "turn":
+        state.text = None
+        return [] if output.turn == state.turn else _begin_turn(state, output.turn, output.turn)
+    if state.turn is None:
+        return _begin_turn(state, output.turn, None)
+    state.prelude = output.turn
+    return [ev.Note(f"it began its own turn {output.turn} before it read this one")]
+
+
+def _on_ended(state: ScriptedState, output: frames.EndedFrame) -> list[DialectOutput]:
+    if output.turn == state.prelude:
+        state.prelude = None
+        return [ev.Note(f"its own turn {output.turn} ended: {output.status}")]
+    text = state.text if output.result is None else output.result
+    state.turn, state.text, state.asks = None, None, {}
+    error = None if output.error is None else _to_error(output.error)
+    return [TurnEnded(output.status, text, output.usage, _to_cost(output.cost_usd), error)]
+
+
+def _on_text(state: ScriptedState, output: frames.TextFrame) -> list[DialectOutput]:
+    state.text = output.text
+    return [ev.TextFinal(output.text)]
+
+
+def _on_absorbed(state: ScriptedState, output: frames.AbsorbedFrame) -> list[DialectOutput]:
+    state.offers.pop(output.offer, None)
+    return [ev.FollowupAbsorbed(output.offer, output.text)]
+
+
+def _on_returned(state: ScriptedState, output: frames.ReturnedFrame) -> list[DialectOutput]:
+    state.offers.pop(output.offer, None)
+    return [ev.FollowupReturned(output.offer, output.text, output.reason)]
+
+
+def _on_background(state: ScriptedState, output: frames.BackgroundFrame) -> list[DialectOutput]:
+    state.background = output.open
+    return []
+
+
+_HANDLERS: dict[type[Struct], Callable[[ScriptedState, Any], list[DialectOutput]]] = {
+    frames.ReadyFrame: _on_ready,
+    frames.BeganFrame: _on_began,
+    frames.EndedFrame: _on_ended,
+    frames.TextFrame: _on_text,
+    frames.AbsorbedFrame: _on_absorbed,
+    frames.ReturnedFrame: _on_returned,
+    frames.BackgroundFrame: _on_background,
+}
+
+# -- frames that are events already
+
+
+def _to_tool_end(output: frames.ToolEndFrame) -> ev.Event:
+    if output.error is None:
+        return ev.ToolCompleted(output.id, output.name, output.input, output.output)
+    return ev.ToolFailed(output.id, output.name, output.input, output.output, output.error)
+
+
+def _to_compaction_end(output: frames.CompactedFrame) -> ev.Event:
+    if output.error is not None:
+        return ev.CompactionFailed(output.error)
+    return ev.CompactionCompleted(output.trigger, output.tokens_before, output.tokens_after)
+
+
+def _to_cost(usd: float | None) -> Cost:
+    return Cost() if usd is None else Cost(usd, "known")
+
+
+def _to_error(output: frames.ScriptedFailure) -> ErrorFact:
+    at = to_datetime(output.resets_at)
+    return ErrorFact(output.code, output.message, output.hint, output.retryable, at)
+
+
+_TO_EVENT: dict[type[Struct], Callable[[Any], ev.Event]] = {
+    frames.DeltaFrame: lambda output: ev.TextDelta(output.text),
+    frames.ThinkingFrame: lambda output: ev.ThinkingDelta(output.text),
+    frames.NoteFrame: lambda output: ev.Note(output.text),
+    frames.ToolStartFrame: lambda output: ev.ToolStarted(output.id, output.name, output.input),
+    frames.ToolEndFrame: _to_tool_end,
+    frames.CompactingFrame: lambda output: ev.CompactionStarted(output.trigger),
+    frames.CompactedFrame: _to_compaction_end,
+    frames.UsageFrame: lambda output: ev.UsageUpdated(output.usage, _to_cost(output.cost_usd)),
+    frames.StatsFrame: lambda output: ev.StatsUpdated(**msgspec.structs.asdict(output)),
+    frames.ImageFrame: lambda o: ev.ImageProduced(o.name, o.media_type, o.size_bytes),
+    frames.RetryingFrame: lambda o: ev.ProviderRetrying(o.attempt, o.delay_ms, o.reason),
+}

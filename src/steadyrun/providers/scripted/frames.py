@@ -9,6 +9,7 @@ from msgspec import Struct
 from steadyrun.dialect import Image
 from steadyrun.model.event import JsonObject
 from steadyrun.model.usage import Usage
+from steadyrun.providers.shared.numbers import StoredInteger
 
 
 class _InputFrame(Struct, frozen=True, tag_field="type"):
@@ -164,17 +165,17 @@ class NoteFrame(_OutputFrame, frozen=True, tag="note"):
 
 class BackgroundFrame(_OutputFrame, frozen=True, tag="background"):
     # How many turns it will still begin by itself.
-    open: int
+    open: StoredInteger
 
 
 InputFrame = HelloFrame | TurnFrame | SteerFrame | RecallFrame | InterruptFrame | DecideFrame
 
-TurnOutput = ReadyFrame | BeganFrame | EndedFrame | AbsorbedFrame | ReturnedFrame | BackgroundFrame
-ToolOutput = ToolStartFrame | ToolEndFrame | AskFrame
-TextOutput = DeltaFrame | ThinkingFrame | NoteFrame
-CompactionOutput = CompactingFrame | CompactedFrame
-FactOutput = TextOutput | CompactionOutput | UsageFrame | StatsFrame | ImageFrame | RetryingFrame
-OutputFrame = TextFrame | TurnOutput | ToolOutput | FactOutput
+OutputFrame = (
+    ReadyFrame | BeganFrame | EndedFrame | AbsorbedFrame | ReturnedFrame | BackgroundFrame
+    | TextFrame | DeltaFrame | ThinkingFrame | NoteFrame
+    | ToolStartFrame | ToolEndFrame | AskFrame | CompactingFrame | CompactedFrame
+    | UsageFrame | StatsFrame | ImageFrame | RetryingFrame
+)  # fmt: skip
 
 decode_input: Callable[[bytes], InputFrame] = msgspec.json.Decoder(InputFrame).decode
 decode_output: Callable[[bytes], OutputFrame] = msgspec.json.Decoder(OutputFrame).decode

@@ -12,6 +12,7 @@ from steadyrun.model.media import (
     MOST_IMAGES,
     detect_image_type,
 )
+from steadyrun.model.quotation import quote
 
 # The longest argument that Linux passes to a program.
 LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1
@@ -34,7 +35,7 @@ def check_images(images: Sequence[Image]) -> None:
 def check_argument(what: str, value: str) -> str:
     """Return the value if it can be an argument, else raise `InvalidUsage`."""
     if not is_argument(value):
-        found = f"expected a name that does not begin with -, found {value[:80]!r}"
+        found = f"expected a name that does not begin with -, found {quote(value)}"
         raise InvalidUsage(f"{what}: {found}")
     return value
 
@@ -54,7 +55,7 @@ def check_option_names(options: Iterable[tuple[str, str | None]]) -> None:
     for option, value in options:
         if value is not None and not is_argument(value):
             expected = "a name that is not empty and does not begin with -"
-            refuse_option(option, expected, repr(value[:80]))
+            refuse_option(option, expected, quote(value))
 
 
 def _check_image(number: int, image: Image) -> None:

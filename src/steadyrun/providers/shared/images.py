@@ -5,7 +5,7 @@ Each image is reported once. In the output, its name takes its place.
 
 import base64
 import re
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
@@ -18,11 +18,11 @@ _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,")
 _ENDINGS = {"image/jpeg": "jpg", "image/svg+xml": "svg"}
 
 
-class ImageTurn(Protocol):
-    """A turn that may produce images: the names of its images, by their keys."""
+class ImageTurn(Struct, kw_only=True):
+    """The base of a turn that may produce images: the names of its images, by their keys."""
 
-    images: dict[str, str]
-    has_left_out_images: bool
+    images: dict[str, str] = {}
+    has_left_out_images: bool = False
 
 
 class EncodedImage(Struct, frozen=True):

@@ -5,13 +5,16 @@ from typing import TypeVar
 
 import anyio
 
-from steadyrun.dialect import Ability, Offer, Refused, Turn, Verdict
+from steadyrun.dialect import Ability, Offer, Refused, Turn
 from steadyrun.driver import Driver
-from steadyrun.errors import KeeperGone, StoreFailed
+from steadyrun.errors import KeeperGone, KeeperSilent, StoreFailed
+from steadyrun.lib.backoff import iterate_delays
 from steadyrun.lib.signal import Signal
-from steadyrun.runtime.agent.outage import StoreOutage
+from steadyrun.model.event import Event
+from steadyrun.runtime.agent.outage import LONGEST_SECONDS, PAUSE_SECONDS, StoreOutage
+from steadyrun.runtime.agent.recorder import Recorder
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 
 class ProcessConnection:
@@ -28,8 +31,12 @@ class ProcessConnection:
         # The driver while the process is connected; the last driver.
         self.driver: Driver | None = None
         self._last: Driver | None = None
+        # The recorder of the last connection.
+        self.recorder: Recorder | None = None
         # The process has ended, and all of its output is in the record.
         self.is_gone = False
+        # The keeper is running, and has not answered the last request.
+        self.is_silent = False
         self._outage = outage
         self._changed = Signal()
         self._failure: Exception | None = None
@@ -56,10 +63,25 @@ class ProcessConnection:
         """The process cannot be followed: `wait_changed` raises this error."""
         self._failure = error
 
+    async def note(self, *events: Event) -> None:
+        """Record events of the runtime itself; waits for a store that cannot be written."""
+        delays = iterate_delays(PAUSE_SECONDS, longest=LONGEST_SECONDS)
+        while True:
+            # There is a new recorder after each reconnect.
+            assert self.recorder
+            try:
+                return await self.recorder.note(*events)
+            except StoreFailed as error:
+                if not self._outage.should_retry(error):
+                    raise
+                await anyio.sleep(next(delays))
+
     # -- waiting
 
     async def wait_changed(self) -> None:
-        """Wait until something has changed; raise what went wrong in following the process."""
+        """Wait until something has changed; raise the error that ended the following of the
+        process.
+        """
         if self._failure:
             raise self._failure
         if not self.is_gone:
@@ -76,7 +98,7 @@ class ProcessConnection:
             await self.wait_changed()
 
     def notify(self) -> None:
-        """Wake all who wait for a change."""
+        """Wake all tasks that wait for a change."""
         self._changed.notify()
 
     # -- requests
@@ -95,43 +117,28 @@ class ProcessConnection:
             on_attempt()
             return await driver.begin(turn, is_wanted=is_wanted)
 
-        return bool(await self._send(begin))
+        return bool(await self.send(begin))
 
     async def steer(self, offer: Offer, withdrawn: Container[str]) -> Refused | None:
         """Offer a message to the open turn, unless it is `withdrawn` by then."""
 
         async def steer(driver: Driver) -> tuple[Refused | None]:
             if offer.id in withdrawn:
-                return (Refused("it was taken back"),)
+                return (Refused("it was withdrawn"),)
             return (await driver.steer(offer),)
 
-        answer = await self._send(steer)
+        answer = await self.send(steer)
         return answer[0] if answer else Refused("the process has ended")
 
-    async def recall(self, offer: str) -> None:
-        await self._send(lambda driver: driver.recall(offer))
-
-    async def decide(self, approval: str, verdict: Verdict) -> None:
-        await self._send(lambda driver: driver.decide(approval, verdict))
-
-    async def interrupt(self) -> bool:
-        """Ask for the end of the open turn; False if only stopping the process helps."""
-        return bool(await self._send(lambda driver: driver.interrupt()))
-
-    async def end_input(self) -> None:
-        await self._send(lambda driver: driver.close())
-
-    async def stop(self, reason: str) -> None:
-        """End the process and everything it has started."""
-        await self._send(lambda driver: driver.stop(reason))
-
-    async def _send(self, verb: Callable[[Driver], Awaitable[Answer]]) -> Answer | None:
+    async def send(self, verb: Callable[[Driver], Awaitable[Reply]]) -> Reply | None:
+        """Call a method of the driver; None if the process is gone."""
         while driver := await self.wait_connected():
             with anyio.CancelScope() as scope:
                 self._sending.append(scope)
                 try:
                     return await verb(driver)
-                except KeeperGone:
+                except KeeperGone as error:
+                    self.is_silent = isinstance(error, KeeperSilent)
                     self._disconnect(driver)
                 except StoreFailed as error:
                     if not self._outage.should_retry(error):

@@ -5,7 +5,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from steadyrun.dialect import RESUME_NOT_FOUND, TurnEnded
+from steadyrun.dialect import OUT_OF_MEMORY, RESUME_NOT_FOUND, Turn, TurnEnded
 from steadyrun.driver import Driver, JournalBatch
 from steadyrun.errors import ChangeRefused, NotFound
 from steadyrun.model.approval import build_approval_id
@@ -25,7 +25,6 @@ from steadyrun.model.item import Claim, Message
 from steadyrun.model.run import Finished, Metadata, Run, Touched
 from steadyrun.runtime.agent.ingest import (
     Append,
-    BatchView,
     CloseFrame,
     ConfirmAnswer,
     CountUsage,
@@ -41,17 +40,19 @@ from steadyrun.runtime.agent.ingest import (
     find_types,
     ingest,
 )
-from steadyrun.runtime.agent.lane import Lane, TurnStarted
-from steadyrun.runtime.agent.process_slot import LaneProcess
+from steadyrun.runtime.agent.lane import AgentLane, TurnStarted
+from steadyrun.runtime.agent.process import LiveProcess
 from steadyrun.runtime.agent.run_control import RunControl, is_early
+from steadyrun.runtime.log import log_event
 from steadyrun.runtime.prompt.builder import Turns
 from steadyrun.runtime.run.active_run import ActiveRun
+from steadyrun.runtime.run.retry import with_poison
 from steadyrun.store import LaneSnapshot
 
 _EARLY = "the provider had begun a turn by itself before this one could be sent"
 
 
-class _Frame:
+class _BatchRecord:
     """A batch that is being recorded: the run that has started in it, the events not recorded."""
 
     def __init__(self, batch: JournalBatch) -> None:
@@ -65,19 +66,28 @@ class EffectHandler:
 
     AgentWorker calls it for each update of its process, one at a time. A claim is kept while its
     turn has begun but its run could not be recorded: the next attempt continues with that claim.
+
+    The states of a `_BatchRecord`, by the effects that `ingest` returns for its batch:
+
+        [no run started] --StartTurn--> [run started] --CloseFrame--> start and events are written
+          |    ^                             |
+          |    +---------FinishTurn----------+   events and the end of the turn are written
+          |
+          +--Append, CloseFrame--> events are written
+          +--FinishTurn----------> events and the end of the turn are written
     """
 
-    def __init__(self, lane: Lane, control: RunControl, turns: Turns) -> None:
+    def __init__(self, lane: AgentLane, control: RunControl, turns: Turns) -> None:
         self._lane, self._control, self._turns = lane, control, turns
         self._store, self._clock = lane.deps.store, lane.deps.clock
-        # A turn has begun whose run could not be made: the next try goes on with this claim.
+        # A turn has begun whose run could not be made: the next attempt continues with it.
         self._claim: Claim | None = None
 
     # -- a new connection
 
-    async def connect(self, process: LaneProcess, driver: Driver) -> None:
-        """The process can be followed: go on where its record ends."""
-        recorder, run = process.live.recorder, self._lane.run
+    async def connect(self, process: LiveProcess, driver: Driver) -> None:
+        """The process can be followed: continue where its record ends."""
+        recorder, run = process.recorder, self._lane.run
         snapshot = await self._load_snapshot(process)
         session, found = snapshot.session, snapshot.run
         recorder.token.current = session.current.token if session and session.current else None
@@ -86,7 +96,7 @@ class EffectHandler:
         run.load(found, self._clock)
         if found.status == "running":
             recorder.run = found.id
-            is_here = found.process == process.live.row.id
+            is_here = found.process == process.row.id
             process.recorded_run = found.id if is_here else None
         elif found.status == "starting" and "multi_turn" not in driver.abilities:
             await recorder.begin(found.id, (), recorder.offset)
@@ -98,8 +108,8 @@ class EffectHandler:
         if process.offers.is_due:
             self._control.offer_soon(process)
 
-    async def _load_snapshot(self, process: LaneProcess) -> LaneSnapshot:
-        """What the record says. The snapshot of an adoption is good for the first time."""
+    async def _load_snapshot(self, process: LiveProcess) -> LaneSnapshot:
+        """The state of the record. The snapshot of an adoption is valid for the first time."""
         snapshot, process.snapshot = process.snapshot, None
         agent, run = self._lane.agent.id, self._lane.run.id if self._lane.run else None
         if snapshot and (snapshot.run.id if snapshot.run else None) == run:
@@ -108,33 +118,35 @@ class EffectHandler:
 
     # -- output
 
-    async def handle(self, process: LaneProcess, batch: JournalBatch) -> None:
-        """Record a batch, then do what its events ask for."""
+    async def handle(self, process: LiveProcess, batch: JournalBatch) -> None:
+        """Record a batch, then carry out the effects of its events."""
         types = find_types(batch.output)
         names = await self._load_names(process, batch) if ApprovalResolved in types else {}
-        frame = _Frame(batch)
-        for effect in ingest(BatchView(types, process.rights, names), batch):
+        record = _BatchRecord(batch)
+        for effect in ingest(batch, types, process.rights, names):
             match effect:
                 case Append() | StartTurn() | FinishTurn() | CloseFrame():
-                    await self._record(process, frame, effect)
+                    await self._record(process, record, effect)
                 case _:
                     await self._react(process, effect)
 
-    async def _record(self, process: LaneProcess, frame: _Frame, effect: RecordEffect) -> None:
-        batch = frame.batch
+    async def _record(
+        self, process: LiveProcess, record: _BatchRecord, effect: RecordEffect
+    ) -> None:
+        batch = record.batch
         match effect:
             case Append(events):
-                await process.live.recorder.write(events, batch.offset, has_more=batch.has_more)
+                await process.recorder.write(events, batch.offset, has_more=batch.has_more)
             case StartTurn(took):
-                frame.started = await self._start_turn(process, took)
+                record.started = await self._start_turn(process, took)
             case FinishTurn(ended, events):
-                await self._finish_turn(process, frame, ended, events)
+                await self._finish_turn(process, record, ended, events)
             case CloseFrame(events):
-                await self._close_frame(process, frame, events)
+                await self._close_frame(process, record, events)
             case _:
                 assert_never(effect)
 
-    async def _react(self, process: LaneProcess, effect: Reaction) -> None:
+    async def _react(self, process: LiveProcess, effect: Reaction) -> None:
         match effect:
             case ConfirmAnswer():
                 await self._confirm_answer()
@@ -145,10 +157,10 @@ class EffectHandler:
             case NoteEvent(event):
                 self._note(event)
             case SuspectLimit(delay):
-                row, news = process.live.row, Suspected(delay, "it was asked to wait")
-                await self._store.update_gate(row.provider, news, account=row.account)
+                row, report = process.row, Suspected(delay, "the provider announced a retry")
+                await self._store.update_gate(row.provider, report, account=row.account)
             case WakeWaiters():
-                process.live.connection.notify()
+                process.connection.notify()
             case _:
                 assert_never(effect)
 
@@ -157,18 +169,18 @@ class EffectHandler:
             self._lane.run.note(event)
             self._lane.report_wait()
 
-    async def _settle_offer(self, process: LaneProcess, event: Event) -> None:
-        await process.live.recorder.flush()
+    async def _settle_offer(self, process: LiveProcess, event: Event) -> None:
+        await process.recorder.flush()
         await process.offers.settle(event)
         if process.offers.may_have_more:
             self._control.offer_soon(process)
 
-    async def _load_names(self, process: LaneProcess, batch: JournalBatch) -> dict[str, str]:
-        """Who has answered the questions in this batch: the record names them."""
+    async def _load_names(self, process: LiveProcess, batch: JournalBatch) -> dict[str, str]:
+        """Load the names of the users who answered the approvals in this batch."""
         names = {}
         for name in find_answered(batch.output):
             try:
-                approval = await self._store.approval(build_approval_id(process.live.row.id, name))
+                approval = await self._store.approval(build_approval_id(process.row.id, name))
             except NotFound:
                 # It was asked outside of a run.
                 continue
@@ -179,35 +191,51 @@ class EffectHandler:
     # -- turns
 
     async def _finish_turn(
-        self, process: LaneProcess, frame: _Frame, ended: TurnEnded, events: list[Emitted]
+        self, process: LiveProcess, record: _BatchRecord, ended: TurnEnded, events: list[Emitted]
     ) -> None:
-        frame.events += events
-        recorder = process.live.recorder
+        record.events += events
+        recorder = process.recorder
         # A turn that begins and ends in one frame is the run's own: it was refused.
-        early = frame.started is None and is_early(self._lane.run, process.live)
-        change = self._conclude(ended, recorder.token.current, early=early)
+        early = record.started is None and is_early(self._lane.run, process)
+        change = self._conclude(process, ended, early=early)
         if change is None:
             return
-        if frame.started:
-            await recorder.begin(frame.started, (), recorder.offset)
+        if isinstance(change, Finished) and change.error and change.error.code == OUT_OF_MEMORY:
+            change = await self._set_aside(process, change)
+        if record.started:
+            await recorder.begin(record.started, (), recorder.offset)
         run = self._lane.run
         questions: tuple[ApprovalRequested, ...] = ()
         if run:
-            # First: a run that has ended reports nothing more.
+            # This comes first, because nothing is reported for a run that has ended.
             reached = await run.budget.count_end(change)
             if reached:
                 await recorder.note(*reached)
             questions = run.budget.build_question(change)
-        await recorder.end(change, frame.events, frame.batch, questions)
-        frame.events, frame.started = [], None
+        await recorder.end(change, record.events, record.batch, questions)
+        record.events, record.started = [], None
         if isinstance(change, Finished) and self._lane.run:
             self._lane.run.is_over = True
 
+    async def _set_aside(self, process: LiveProcess, ended: Finished) -> Finished:
+        """Set the process aside if it is the second of its item that took all memory."""
+        assert self._lane.run
+        poisoned = with_poison(ended, await self._store.run(self._lane.run.id))
+        if poisoned is not ended and poisoned.error:
+            await self._lane.deps.launcher.files.mark_aside(
+                process.row.id, poisoned.error.message or ""
+            )
+            log_event("process.set_aside", agent=self._lane.agent.name, process=process.row.id)
+        return poisoned
+
     def _conclude(
-        self, ended: TurnEnded, token: str | None, *, early: bool
+        self, process: LiveProcess, ended: TurnEnded, *, early: bool
     ) -> Finished | Touched | None:
-        """How a turn's end changes its run, whose own turn may still be to come; None if the run
-        goes on in another conversation."""
+        """Compute how the end of a turn changes the run.
+
+        The run's own turn may follow later. Return None if the run continues in another
+        conversation.
+        """
         run, conversation = self._lane.run, self._lane.conversation
         assert run
         if conversation.is_missing:
@@ -218,13 +246,15 @@ class EffectHandler:
             return None
         if early and not run.stop:
             return run.conclude_early(ended, self._clock.now())
-        return run.conclude(ended, token, self._clock.now())
+        was_sent = run.is_begun or process.connection.has_received(Turn(run.id, ""))
+        token = process.recorder.token.current
+        return run.conclude(ended, token, self._clock.now(), was_sent=was_sent)
 
     async def _close_frame(
-        self, process: LaneProcess, frame: _Frame, events: list[Emitted]
+        self, process: LiveProcess, record: _BatchRecord, events: list[Emitted]
     ) -> None:
-        recorder, batch, started = process.live.recorder, frame.batch, frame.started
-        events = [*frame.events, *events]
+        recorder, batch, started = process.recorder, record.batch, record.started
+        events = [*record.events, *events]
         if started is None:
             await recorder.write(events, batch.offset, has_more=batch.has_more)
             return
@@ -235,15 +265,17 @@ class EffectHandler:
             await recorder.write(events, batch.offset, has_more=batch.has_more)
         else:
             await recorder.begin(started, events, batch.offset)
-        if is_early(self._lane.run, process.live):
+        if is_early(self._lane.run, process):
             await recorder.note(Note(_EARLY))
         elif not is_recorded or process.offers.is_due:
             self._control.offer_soon(process)
 
-    async def _start_turn(self, process: LaneProcess, took: str | None) -> RunId | None:
-        """The run of a turn that has begun. A turn that was not sent is for a follow-up that the
-        CLI has kept for later, or unprompted; None if it comes to nothing, without its
-        conversation."""
+    async def _start_turn(self, process: LiveProcess, took: str | None) -> RunId | None:
+        """Find or create the run of a turn that has begun.
+
+        A turn that steadyrun did not send belongs to a follow-up that the CLI kept for later, or is
+        unprompted. Return None if its conversation does not exist.
+        """
         lane = self._lane
         async with lane.turn_lock:
             if lane.conversation.is_missing:
@@ -260,10 +292,10 @@ class EffectHandler:
         return lane.run.id if lane.run else None
 
     async def _start_unsent(
-        self, process: LaneProcess, claim: Claim, before: ActiveRun | None, *, was_held: bool
+        self, process: LiveProcess, claim: Claim, before: ActiveRun | None, *, was_held: bool
     ) -> RunId:
         lane = self._lane
-        found = await self.create_run(claim, {}, account=process.live.row.account)
+        found = await self.create_run(claim, {}, account=process.row.account)
         run = lane.make_run(claim, found.id)
         run.load(found, self._clock)
         run.is_begun, run.earlier_stop = True, before.stop if before else None
@@ -275,14 +307,14 @@ class EffectHandler:
             lane.report(TurnStarted(was_held))
         return run.id
 
-    async def _claim_turn(self, process: LaneProcess, took: str | None) -> Claim | None:
+    async def _claim_turn(self, process: LiveProcess, took: str | None) -> Claim | None:
         unprompted = Message(self._lane.agent.id, "", kind="self")
         if self._lane.lease.is_held:
             assert self._lane.run
             offer = ItemId(took) if took in process.offers.open else None
             return await self._store.continue_with(self._lane.run.claim, offer or unprompted)
         try:
-            return await self._store.start_unprompted(self._lane.lease.current, unprompted)
+            return await self._store.continue_with(self._lane.lease.current.to_lease(), unprompted)
         except ChangeRefused:
             return None
 
@@ -301,14 +333,14 @@ class EffectHandler:
 
     # -- budget and gate
 
-    async def _count_usage(self, process: LaneProcess, used: UsageUpdated) -> None:
+    async def _count_usage(self, process: LiveProcess, used: UsageUpdated) -> None:
         """Report reached limits, and stop a run whose budget is spent."""
         run = self._lane.run
         if run is None or run.is_over:
             return
         reached = await run.budget.count_turn(used)
         if reached:
-            await process.live.recorder.note(*reached)
+            await process.recorder.note(*reached)
         self._stop_overspent()
 
     def _stop_overspent(self) -> None:
@@ -317,11 +349,14 @@ class EffectHandler:
             self._control.stop_soon("budget", run.budget.overspent)
 
     async def _confirm_answer(self) -> None:
-        """The provider has answered. If a gate waits for this run, it need not wait for its end."""
+        """The provider has answered.
+
+        A gate that waits for this run can open before the run ends.
+        """
         probe = self._lane.run
         if probe is None or not probe.is_probe:
             return
         probe.is_probe = False
         run = await self._store.run(probe.id)
-        news = ProviderAnswered(run.id, run.created_at)
-        await self._store.update_gate(run.provider, news, account=run.account)
+        report = ProviderAnswered(run.id, run.created_at)
+        await self._store.update_gate(run.provider, report, account=run.account)

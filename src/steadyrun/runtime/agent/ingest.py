@@ -31,7 +31,7 @@ from steadyrun.model.event import (
 from steadyrun.model.policy import Rights
 from steadyrun.runtime.run.permissions import with_breaches
 
-# The events that ask something of the runtime.
+# The events that require an action of the runtime.
 _REQUESTS: frozenset[type] = frozenset(
     {
         FollowupAbsorbed,
@@ -47,6 +47,8 @@ _TURN: frozenset[type] = frozenset({TurnBegan, TurnEnded})
 _ANSWERS: frozenset[type] = frozenset({TextFinal, ToolStarted, UsageUpdated})
 # The reason of a retry that concerns every user of a provider.
 RATE_LIMITED = "rate_limited"
+# No provider states a longer delay than a week.
+_MOST_DELAY_MS = 7 * 24 * 3600 * 1000
 
 
 class Append(Struct, frozen=True):
@@ -80,7 +82,7 @@ class ConfirmAnswer(Struct, frozen=True):
 
 
 class CountUsage(Struct, frozen=True):
-    """The turn has used so much: compare it with the budget."""
+    """The turn has reported its usage: compare it with the budget."""
 
     used: UsageUpdated
 
@@ -98,7 +100,7 @@ class NoteEvent(Struct, frozen=True):
 
 
 class SuspectLimit(Struct, frozen=True):
-    """The provider slows this run down, as it may do with others."""
+    """The provider delays this run because of a limit, and may delay other runs."""
 
     delay: timedelta | None
 
@@ -112,18 +114,6 @@ Reaction = ConfirmAnswer | CountUsage | SettleOffer | NoteEvent | SuspectLimit |
 Effect = RecordEffect | Reaction
 
 _CONFIRM, _WAKE = ConfirmAnswer(), WakeWaiters()
-
-
-class BatchView(Struct, frozen=True):
-    """What has to be known beside the batch itself.
-
-    `types` are the types in it (`find_types`), `rights` those of the process, and `answered_by` the
-    names of the persons who have answered the questions in it, by approval.
-    """
-
-    types: AbstractSet[type]
-    rights: Rights
-    answered_by: Mapping[str, str] = {}
 
 
 def find_types(output: Sequence[DriverOutput]) -> set[type]:
@@ -142,19 +132,23 @@ def find_answered(output: Sequence[DriverOutput]) -> list[str]:
     ]
 
 
-def ingest(view: BatchView, batch: JournalBatch) -> list[Effect]:
-    """The effects of a batch, in order."""
+def ingest(
+    batch: JournalBatch, types: AbstractSet[type], rights: Rights, answered_by: Mapping[str, str]
+) -> list[Effect]:
+    """The effects of a batch, in order. `types` are the types in it (`find_types`), `rights` those
+    of the process, and `answered_by` has the names of the persons who have answered its questions,
+    by approval."""
     output: list[DriverOutput] = batch.output
-    if ToolCompleted in view.types:
-        output = with_breaches(output, view.rights)
-    if view.answered_by:
-        output = [_with_name(each, view.answered_by) for each in output]
-    is_plain = view.types.isdisjoint(_TURN)
+    if ToolCompleted in types:
+        output = with_breaches(output, rights)
+    if answered_by:
+        output = [_with_name(each, answered_by) for each in output]
+    is_plain = types.isdisjoint(_TURN)
     # Without a mark of a turn there are only events.
     effects: list[Effect] = [Append(output)] if is_plain else _ingest_turn(output)  # type: ignore[arg-type]
-    if not view.types.isdisjoint(_ANSWERS):
+    if not types.isdisjoint(_ANSWERS):
         effects.append(_CONFIRM)
-    has_requests = not view.types.isdisjoint(_REQUESTS)
+    has_requests = not types.isdisjoint(_REQUESTS)
     if has_requests:
         for each in output:
             if type(each) is Emitted and type(each.event) in _REQUESTS:
@@ -196,7 +190,13 @@ def _react(event: Event | Foreign) -> list[Effect]:
         case FollowupAbsorbed() | FollowupReturned():
             return [SettleOffer(event)]
         case ProviderRetrying() if event.reason == RATE_LIMITED:
-            delay = None if event.delay_ms is None else timedelta(milliseconds=event.delay_ms)
-            return [NoteEvent(event), SuspectLimit(delay)]
+            return [NoteEvent(event), SuspectLimit(_to_delay(event.delay_ms))]
         case _:
             return [NoteEvent(event)]
+
+
+def _to_delay(milliseconds: int | None) -> timedelta | None:
+    """The time until the next try, if the CLI has stated it. A CLI may print any number."""
+    if milliseconds is None:
+        return None
+    return timedelta(milliseconds=min(max(0, milliseconds), _MOST_DELAY_MS))

@@ -1,7 +1,7 @@
-"""Holds what this process knows of one agent's lane, shared by everything that works in it.
+"""Holds the state of one agent's lane in this process, shared by everything that works in it.
 
-AgentWorker makes a `Lane` and hands it to its recorder, offers, process slot and run control. They
-read it; only AgentWorker and the effects that it carries out change it.
+AgentWorker makes an `AgentLane` and hands it to its recorder, offers, process slot and run control.
+They read it; only AgentWorker and the effects that it carries out change it.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from msgspec import Struct
 from steadyrun.lib.signal import Signal
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import RunId
-from steadyrun.model.item import Claim, Item
+from steadyrun.model.item import Claim
 from steadyrun.runtime.agent.lease import LaneLease
 from steadyrun.runtime.agent.outage import StoreOutage
 from steadyrun.runtime.deps import Deps
@@ -25,6 +25,10 @@ from steadyrun.runtime.run.timeouts import RunTimer
 
 class RunAttached(Struct, frozen=True):
     """The lane has a run or a process again: requests that could not be handled can be now."""
+
+
+class ProcessLaunched(Struct, frozen=True):
+    """The run has a new process: from now on another holder can continue it."""
 
 
 class WaitChanged(Struct, frozen=True):
@@ -44,12 +48,6 @@ class RateLimited(Struct, frozen=True):
     """The provider has refused a run: the state of its gate has changed."""
 
 
-class ItemSettled(Struct, frozen=True):
-    """An item has ended, or is queued again."""
-
-    item: Item
-
-
 class LaneLeft(Struct, frozen=True):
     """The lane does not belong to this worker any more."""
 
@@ -61,7 +59,7 @@ class LaneFailed(Struct, frozen=True):
 
 
 WorkerChange = (
-    RunAttached | WaitChanged | TurnStarted | RateLimited | ItemSettled | LaneLeft | LaneFailed
+    RunAttached | ProcessLaunched | WaitChanged | TurnStarted | RateLimited | LaneLeft | LaneFailed
 )
 OnChange = Callable[[WorkerChange], None]
 
@@ -75,18 +73,22 @@ class Conversation:
         self.is_missing = self.may_restart = False
 
 
-class Lane:
+class AgentLane:
     """One agent's lane in this process: its lease, its run, and what is shared."""
 
-    def __init__(self, deps: Deps, agent: Agent, on_change: OnChange, *, is_patient: bool) -> None:
-        """`is_patient`: to wait for a store that cannot be written."""
+    def __init__(
+        self, deps: Deps, agent: Agent, on_change: OnChange, *, waits_for_store: bool
+    ) -> None:
+        """`waits_for_store`: to wait for a store that cannot be written."""
         self.deps, self.agent = deps, agent
         self.report = on_change
         self.lease = LaneLease()
         self.feed = EventPublisher(deps.scrubber, deps.bus)
-        self.outage = StoreOutage(agent.name, self.feed, deps.clock, is_patient=is_patient)
+        self.outage = StoreOutage(
+            agent.name, self.feed, deps.clock, waits_for_store=waits_for_store
+        )
         self.run: ActiveRun | None = None
-        # The whole lane shall end: every later run starts with this request.
+        # The request to end the whole lane: every later run starts with it.
         self.stop: StopRequest | None = None
         # How the item is run, if not for the first time.
         self.retry: RetryDecision | None = None
@@ -118,7 +120,7 @@ class Lane:
         self.attached = Signal()
 
     def detach(self) -> None:
-        """The lane is not ours any more: nothing more is published for it."""
+        """The lane does not belong to this holder any more: close its publisher and report that."""
         self.feed.close()
         self.report(LaneLeft())
 

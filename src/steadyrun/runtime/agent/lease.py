@@ -4,7 +4,7 @@ from steadyrun.model.item import Claim, Lease
 
 
 class LaneLease:
-    """The lease of a lane, as it is now: the proof to the store that this holder may write.
+    """The lease of a lane, as it is now: each write names it, and the store checks it.
 
     The store gives a new claim with each item. This is the only place where it is kept.
     """

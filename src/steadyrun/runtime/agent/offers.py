@@ -17,8 +17,8 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.ids import ItemId
 from steadyrun.model.item import Claim, Item
-from steadyrun.runtime.agent.lane import Lane
-from steadyrun.runtime.agent.process import LiveProcess
+from steadyrun.runtime.agent.connection import ProcessConnection
+from steadyrun.runtime.agent.lane import AgentLane
 from steadyrun.runtime.attachments import find_files
 from steadyrun.runtime.prompt.recovery import with_files
 from steadyrun.store import MAX_OFFER_BYTES, LaneSnapshot
@@ -30,24 +30,24 @@ _MOST_OPEN = 16
 class OpenOffers:
     """The open offers of one process, and the items behind them.
 
-    An item that the process turns down is returned to the queue and gets a run of its own. A direct
+    An item that the process refuses is returned to the queue and gets a run of its own. A direct
     run has no next one: there the item is cancelled. An offer is open from the moment its item is
-    taken from the queue until an event of the process says what became of it.
+    taken from the queue until an event of the process reports the outcome.
     """
 
-    def __init__(self, lane: Lane, process: LiveProcess) -> None:
+    def __init__(self, lane: AgentLane, connection: ProcessConnection) -> None:
         self.open: dict[ItemId, int] = {}
-        # Not all fitted, or it is not known: look again when there is room.
+        # Not all items fitted, or that is unknown: check again when an offer was closed.
         self.may_have_more = False
         # What an earlier holder had taken and maybe not sent.
         self._unsent: list[Item] = []
-        # What the sender wants back: it may not have been sent yet.
+        # Offers that the sender has withdrawn, which may not have been sent yet.
         self._withdrawn: set[ItemId] = set()
-        # An item that is turned down is queued for a moment, and must not be taken from there.
+        # An item that is refused is queued for a moment and must not be offered again.
         self._lock, self._sending = asyncio.Lock(), asyncio.Lock()
         self._has_more = False
         self._store, self._lane = lane.deps.store, lane
-        self._process = process
+        self._connection = connection
 
     @property
     def is_due(self) -> bool:
@@ -65,19 +65,18 @@ class OpenOffers:
                 self._has_more = False
                 await self._send_unsent()
                 await self._send_queued()
-            driver = self._process.connection.driver
+            driver = self._connection.driver
             if driver is None or not driver.is_open:
                 self.postpone()
 
     def postpone(self) -> None:
-        """There may be something to send, and no turn to send it to."""
+        """Note that an item may have to be offered later, because no turn is open now."""
         self._has_more = True
 
     async def _send_queued(self) -> None:
         """Offer what is queued in the lane, in order, as much as may be open at once."""
-        connection, lease = self._process.connection, self._lane.lease
-        driver, is_direct = connection.driver, self._lane.agent.is_direct
-        can_wait = "steer" not in connection.abilities and not is_direct
+        driver, lease = self._connection.driver, self._lane.lease
+        can_wait = "steer" not in self._connection.abilities and not self._lane.agent.is_direct
         if not lease.has_claim or driver is None or not driver.is_open or can_wait:
             return
         claim = lease.claim
@@ -105,39 +104,40 @@ class OpenOffers:
         return bool(waiting) and _measure(min(waiting, key=lambda item: item.seq)) <= room
 
     async def offer(self, item: Item) -> None:
-        """Offer a message to the turn; one that is turned down is returned with the reason."""
+        """Offer a message to the turn; a refused one is returned with the reason."""
         self.open[item.id] = _measure(item)
         refused = await self._send(item)
         # What an earlier holder had sent may have been settled since.
         if refused and item.id in self.open:
-            await self._process.note(FollowupReturned(item.id, item.text, refused.reason))
+            await self._connection.note(FollowupReturned(item.id, item.text, refused.reason))
             await self._return_offer(item.id)
         elif item.id in self._withdrawn:
-            # It was withdrawn while it was being sent: then there was nothing to take back.
+            # It was withdrawn while it was being sent, before there was an offer to recall.
             await self.withdraw(item.id)
 
     async def withdraw_all(self) -> None:
-        """Take back what has not been consumed yet."""
+        """Withdraw all offers that the process has not absorbed yet."""
         for offer in sorted(self.open):
             await self.withdraw(offer)
 
     async def withdraw(self, offer: ItemId) -> None:
-        """Take one back, or do not send it; events say whether that came in time."""
+        """Withdraw one offer, or do not send it. Events report whether this was in time."""
         self._withdrawn.add(offer)
-        await self._process.connection.recall(offer)
+        await self._connection.send(lambda driver: driver.recall(offer))
 
     async def give_up(self, why: str) -> None:
         """The process is gone: return everything that is open."""
         for offer in sorted(self.open):
             item = await self._store.item(offer)
-            await self._process.note(FollowupReturned(offer, item.text, why))
+            await self._connection.note(FollowupReturned(offer, item.text, why))
             await self._return_offer(offer)
 
     async def settle(self, event: Event | Foreign) -> None:
         """The process has reported what became of an offer."""
         match event:
             case FollowupAbsorbed(item, _) if item in self.open:
-                await self._store.absorb(self._lane.lease.claim, ItemId(item))
+                claim = self._lane.lease.claim
+                await self._store.close_offer(claim, ItemId(item), "absorbed")
                 self.forget(ItemId(item))
             case FollowupReturned(item, _, _) if item in self.open:
                 await self._return_offer(ItemId(item))
@@ -145,12 +145,12 @@ class OpenOffers:
                 pass
 
     def forget(self, item: ItemId) -> None:
-        """The item is no offer any more."""
+        """Remove an item that is not an offer any more."""
         self.open.pop(item, None)
         self._withdrawn.discard(item)
 
     async def load(self, snapshot: LaneSnapshot) -> None:
-        """Take over the offers of an earlier holder: the record says how far each has come."""
+        """Take over the offers of an earlier holder: the record has the state of each."""
         self.open, self._unsent = {}, []
         self._has_more = self._has_more or snapshot.has_steerable
         for item in snapshot.followups:
@@ -163,7 +163,7 @@ class OpenOffers:
             self.open[item.id] = _measure(item)
             await self.settle(last) if last else self._unsent.append(item)
         elif isinstance(last, FollowupReturned) and self._lane.agent.is_direct:
-            # The earlier holder was killed while it was turning the item down.
+            # The earlier holder was killed while it returned the item.
             await self._store.cancel(item.id)
 
     async def _send_unsent(self) -> None:
@@ -174,17 +174,17 @@ class OpenOffers:
                 await self.offer(item)
 
     async def _send(self, item: Item) -> Refused | None:
-        if "steer" not in self._process.connection.abilities:
+        if "steer" not in self._connection.abilities:
             return Refused("this provider cannot be steered")
         try:
             text = await self._build_text(item)
         except FileUnusable as error:
             # The item's own run reports what is wrong with it.
             return Refused(error.message)
-        return await self._process.connection.steer(Offer(item.id, text), self._withdrawn)
+        return await self._connection.steer(Offer(item.id, text), self._withdrawn)
 
     async def _build_text(self, item: Item) -> str:
-        """With the names of its files: a message to a turn has nothing but a text."""
+        """Build the text with the paths of its files, because a message to a turn is text only."""
         if not item.payload.files:
             return item.text
         home = self._lane.deps.home
@@ -194,9 +194,9 @@ class OpenOffers:
     async def _return_offer(self, item: ItemId) -> None:
         async with self._lock:
             if item not in self.open:
-                # Turned down already, for another reason.
+                # It was already returned, for another reason.
                 return
-            await self._store.return_offer(self._lane.lease.claim, item)
+            await self._store.close_offer(self._lane.lease.claim, item, "returned")
             if self._lane.agent.is_direct:
                 await self._store.cancel(item)
             self.forget(item)

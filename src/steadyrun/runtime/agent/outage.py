@@ -1,7 +1,7 @@
 """Retries writes while the store cannot be written, and reports the outage.
 
-An outage is published at once to those who follow the agent, and written into the record as soon as
-that is possible again.
+An outage is published at once to the subscribers of the agent, and written into the record as soon
+as that is possible again.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,23 +22,25 @@ from steadyrun.runtime.log import log_event
 PAUSE_SECONDS = 0.5
 LONGEST_SECONDS = 30.0
 
-Answer = TypeVar("Answer")
+Written = TypeVar("Written")
 
 
 class StoreOutage:
     """Retries the writes of one lane, and keeps the notes that its record still lacks."""
 
-    def __init__(self, agent: str, feed: EventPublisher, clock: Clock, *, is_patient: bool) -> None:
-        """`is_patient`: to wait for a store that cannot be written. If not, errors are raised."""
+    def __init__(
+        self, agent: str, feed: EventPublisher, clock: Clock, *, waits_for_store: bool
+    ) -> None:
+        """`waits_for_store`: to wait for a store that cannot be written, else errors are raised."""
         self.notes: list[Event] = []
         # The run that a report names, and where notes can be written at present.
         self.run: RunId | None = None
         self.recorder: Recorder | None = None
         self._agent, self._feed, self._clock = agent, feed, clock
-        self._is_patient = is_patient
+        self._waits_for_store = waits_for_store
         self._count = 0
 
-    async def write(self, verb: Callable[[], Awaitable[Answer]], phase: RecordPhase) -> Answer:
+    async def write(self, verb: Callable[[], Awaitable[Written]], phase: RecordPhase) -> Written:
         """Call `verb` until the store can be written, or raise if it is not worth waiting.
 
         `verb` must not be a method of the caller: calls go down only.
@@ -59,7 +61,7 @@ class StoreOutage:
 
     def should_retry(self, error: StoreFailed, phase: RecordPhase = "append") -> bool:
         """Whether to try again later. The first failure of an outage is reported."""
-        if not self._is_patient or not error.retryable:
+        if not self._waits_for_store or not error.retryable:
             return False
         if not any(isinstance(each, RecordFailed) for each in self.notes):
             self._report(error, phase)

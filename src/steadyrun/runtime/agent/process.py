@@ -10,16 +10,21 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
+from steadyrun.dialect import Turn
 from steadyrun.driver import Driver, JournalBatch
-from steadyrun.errors import KeeperGone, StoreFailed
-from steadyrun.lib.backoff import iterate_delays, next_delay
+from steadyrun.errors import KeeperGone, KeeperSilent, StoreFailed
+from steadyrun.lib.backoff import next_delay
 from steadyrun.lib.task_group import task_group
-from steadyrun.model.event import Event
+from steadyrun.model.ids import RunId
+from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
 from steadyrun.runtime.agent.connection import ProcessConnection
-from steadyrun.runtime.agent.lane import Lane
+from steadyrun.runtime.agent.lane import AgentLane
+from steadyrun.runtime.agent.offers import OpenOffers
 from steadyrun.runtime.agent.outage import LONGEST_SECONDS, PAUSE_SECONDS
 from steadyrun.runtime.agent.recorder import Recorder
+from steadyrun.runtime.log import log_event
+from steadyrun.store import LaneSnapshot
 
 
 class Connected(Struct, frozen=True):
@@ -37,27 +42,44 @@ OnUpdate = Callable[[ProcessUpdate], Awaitable[None]]
 
 
 class LiveProcess:
-    """One CLI process: its connection and its recorder.
+    """One CLI process of a lane: its connection, its recorder and its offers.
 
     It reports to its owner through the `on_update` of `serve`, which is awaited: reading waits for
-    writing. `ProcessSlot` makes it.
+    writing. `ProcessSlot` makes it. States: followed (again after each loss of the keeper) ->
+    closing, after `close` or `stop` -> gone.
     """
 
-    def __init__(self, lane: Lane, process: Process) -> None:
+    def __init__(self, lane: AgentLane, process: Process, rights: Rights) -> None:
         self.row = process
-        # The process was asked to end: no turn may be sent any more.
+        # What it was launched with.
+        self.rights = rights
+        # Its end was requested: no turn may be sent any more.
         self.is_closing = False
         abilities = lane.deps.launcher.find_abilities(process.provider)
         self.connection = ProcessConnection(lane.outage, abilities)
+        self.offers = OpenOffers(lane, self.connection)
+        # The state of the record when the process was adopted, until that was used.
+        self.snapshot: LaneSnapshot | None = None
+        # The run that has begun in it by the record, until its journal was read up to there.
+        self.recorded_run: RunId | None = None
+        # The turn that an earlier holder has launched it for, if that is for the item that runs: no
+        # other turn is sent to it then.
+        self.adopted_turn: Turn | None = None
+        # It was launched for the present turn.
+        self.is_new = False
         self._lane = lane
-        self._recorder: Recorder | None = None
-        # The record may have moved on since `row` was read.
+        # The record may have changed since `row` was read.
         self._is_stale = False
 
     @property
     def recorder(self) -> Recorder:
-        assert self._recorder
-        return self._recorder
+        assert self.connection.recorder
+        return self.connection.recorder
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether turns can be sent to it."""
+        return not self.is_gone and not self.is_closing
 
     @property
     def is_gone(self) -> bool:
@@ -91,8 +113,8 @@ class LiveProcess:
                 self.connection.follow_in(tasks.cancel_scope)
                 await self._drive(tasks, on_update)
                 self.connection.is_gone = True
-        except KeeperGone:
-            pass
+        except KeeperGone as error:
+            self.connection.is_silent = isinstance(error, KeeperSilent)
         except StoreFailed as error:
             if not self._lane.outage.should_retry(error):
                 raise
@@ -100,16 +122,32 @@ class LiveProcess:
             self._disconnect()
         if self.is_gone:
             return delay
+        if self.connection.is_silent and self._must_end:
+            await self._kill()
+            return PAUSE_SECONDS
         await anyio.sleep(delay)
         self._is_stale = True
         is_news = self._lane.deps.clock.monotonic() - started_at > 2 * delay
         return PAUSE_SECONDS if is_news else next_delay(delay, longest=LONGEST_SECONDS)
 
+    @property
+    def _must_end(self) -> bool:
+        """Whether its end, or that of its run, was requested."""
+        run = self._lane.run
+        is_stopped = self._lane.stop is not None or (run is not None and run.stop is not None)
+        return self.is_closing or is_stopped
+
+    async def _kill(self) -> None:
+        """Its keeper does not answer, and so cannot end it."""
+        log_event("process.killed", agent=self._lane.agent.name, process=self.row.id)
+        await self._lane.deps.launcher.kill(self.row)
+        self.connection.is_silent, self._is_stale = False, True
+
     async def _drive(self, tasks: TaskGroup, on_update: OnUpdate) -> None:
         deps, lane = self._lane.deps, self._lane
         if self._is_stale:
-            self.row = await deps.store.process(self.row.id)
-        self._recorder = recorder = Recorder(
+            [self.row] = await deps.store.processes([self.row.id])
+        self.connection.recorder = recorder = Recorder(
             deps, lane.lease, self.row, agent=lane.agent, feed=lane.feed, tasks=tasks
         )
         fence = lane.lease.current.fence
@@ -124,36 +162,24 @@ class LiveProcess:
             await recorder.flush()
 
     def _disconnect(self) -> None:
-        if self._lane.outage.recorder is self._recorder:
+        if self._lane.outage.recorder is self.connection.recorder:
             self._lane.outage.recorder = None
         self.connection.close()
-
-    async def note(self, *events: Event) -> None:
-        """Record events of the runtime itself; waits for a store that cannot be written."""
-        delays = iterate_delays(PAUSE_SECONDS, longest=LONGEST_SECONDS)
-        while True:
-            try:
-                # There is a new recorder after each reconnect.
-                return await self.recorder.note(*events)
-            except StoreFailed as error:
-                if not self._lane.outage.should_retry(error):
-                    raise
-                await anyio.sleep(next(delays))
 
     async def close(self) -> None:
         """End its input: it ends by itself, and may take its time."""
         self.is_closing = True
-        await self.connection.end_input()
+        await self.connection.send(lambda driver: driver.close())
 
     async def stop(self, reason: str) -> None:
         """End it and everything it has started, and read its output to the end."""
         self.is_closing = True
-        await self.connection.stop(reason)
+        await self.connection.send(lambda driver: driver.stop(reason))
         await self.connection.wait_gone()
 
-    async def end(self, limit: float | None) -> None:
+    async def end(self, limit_seconds: float) -> None:
         """Let it end by itself, and stop it if that takes too long."""
         await self.close()
-        with anyio.move_on_after(limit or None):
+        with anyio.move_on_after(limit_seconds or None):
             await self.connection.wait_gone()
         await self.stop("shutdown")

@@ -79,13 +79,9 @@ class Recorder:
         is_much = (
             len(self._gathered) > _MOST_GATHERED or offset - self.offset > _MOST_GATHERED_BYTES
         )
-        if has_more and not is_much:
-            self._write_behind()
-        else:
+        if is_much or not has_more:
             await self.flush()
-
-    def _write_behind(self) -> None:
-        if not self._is_behind:
+        elif not self._is_behind:
             self._is_behind = True
             self._tasks.start_soon(self._catch_up)
 

@@ -13,9 +13,8 @@ from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, StoreFailed
 from steadyrun.model.approval import BY_TIMEOUT, Approval, ApprovalAnswer, build_approval_id
 from steadyrun.model.event import StallWarned
 from steadyrun.model.run import Created, StopReason
-from steadyrun.runtime.agent.lane import Lane
+from steadyrun.runtime.agent.lane import AgentLane
 from steadyrun.runtime.agent.process import LiveProcess
-from steadyrun.runtime.agent.process_slot import LaneProcess
 from steadyrun.runtime.log import log_event
 from steadyrun.runtime.run.active_run import ActiveRun, StopRequest
 from steadyrun.runtime.run.timeouts import (
@@ -27,16 +26,16 @@ from steadyrun.runtime.run.timeouts import (
 )
 from steadyrun.store import PendingRequests
 
-Deed = Callable[[], Awaitable[None]]
+DueAction = Callable[[], Awaitable[None]]
 
 
-def is_early(run: ActiveRun | None, live: LiveProcess) -> bool:
+def is_early(run: ActiveRun | None, process: LiveProcess) -> bool:
     """Whether an open turn is not that of the run, as the run's own turn was not sent yet."""
     if run is None or run.is_begun or run.is_over:
         return False
-    if "multi_turn" not in live.connection.abilities:
+    if "multi_turn" not in process.connection.abilities:
         return False
-    return not live.connection.has_received(Turn(run.id, ""))
+    return not process.connection.has_received(Turn(run.id, ""))
 
 
 class RunControl:
@@ -46,27 +45,27 @@ class RunControl:
     that only sets `ActiveRun.stop`, and the turn is never sent.
     """
 
-    def __init__(self, lane: Lane, tasks: TaskGroup) -> None:
+    def __init__(self, lane: AgentLane, tasks: TaskGroup) -> None:
         self._lane, self._tasks = lane, tasks
         self._store, self._clock = lane.deps.store, lane.deps.clock
         self._run: ActiveRun | None = None
-        self._process: LaneProcess | None = None
+        self._process: LiveProcess | None = None
         # The stop request was sent to the process.
         self._is_ending = False
 
-    def bind(self, run: ActiveRun, process: LaneProcess) -> None:
-        """The run goes on in this process."""
+    def bind(self, run: ActiveRun, process: LiveProcess) -> None:
+        """The run uses this process from now on."""
         self._run, self._process, self._is_ending = run, process, False
 
-    def _find_process(self, run: ActiveRun) -> LaneProcess | None:
+    def _find_process(self, run: ActiveRun) -> LiveProcess | None:
         return self._process if self._run is run else None
 
     # -- the turn
 
-    async def send_turn(self, run: ActiveRun, process: LaneProcess, turn: Turn) -> None:
+    async def send_turn(self, run: ActiveRun, process: LiveProcess, turn: Turn) -> None:
         """Send the turn, and wait for its end or that of the process."""
         self.bind(run, process)
-        connection = process.live.connection
+        connection = process.connection
         if run.stop:
             await self._end_turn(run, process)
         elif not run.is_over:
@@ -98,13 +97,13 @@ class RunControl:
         effect."""
         if run.stop or run.is_over:
             return
-        run.stop = StopRequest(reason, why, self._clock.now())
+        run.stop = StopRequest(reason, why)
         process = self._find_process(run)
         if process:
             await self._end_turn(run, process)
 
     def stop_soon(self, reason: StopReason, why: str) -> None:
-        """Stop the current run in a background task, so that reading its output goes on."""
+        """Stop the current run in a background task, so that its output is still read."""
         if self._lane.run and not self._lane.run.stop:
             self._tasks.start_soon(self._stop_quietly, self._lane.run, reason, why)
 
@@ -113,23 +112,25 @@ class RunControl:
         with suppress(LeaseLost, KeeperGone):
             await self.stop(run, reason, why)
 
-    async def _end_turn(self, run: ActiveRun, process: LaneProcess) -> None:
+    async def _end_turn(self, run: ActiveRun, process: LiveProcess) -> None:
         if self._is_ending or run.stop is None:
             return
         self._is_ending = True
         await self._store_request(run, run.stop)
         await process.offers.withdraw_all()
-        connection = process.live.connection
-        if await connection.interrupt():
-            with anyio.move_on_after(self._lane.deps.timeouts.interrupt or None):
+        connection = process.connection
+        if await connection.send(lambda driver: driver.interrupt()):
+            with anyio.move_on_after(self._lane.deps.timeouts.interrupt_seconds or None):
                 while not run.is_over and not connection.is_gone:
                     await connection.wait_changed()
         if not run.is_over:
-            await connection.stop(run.stop.reason)
+            reason = run.stop.reason
+            await connection.send(lambda driver: driver.stop(reason))
 
     async def _store_request(self, run: ActiveRun, stop: StopRequest) -> None:
-        """Record the request: a turn that ends half-way ends for this reason, whichever holder
-        reads its end. The request of a user is stored with the item."""
+        """Record the request: if the turn ends before it is complete, this is its reason, also for
+        a later holder. The request of a user is stored with the item.
+        """
         if stop.reason == "user_stop":
             return
         claim, agent = run.claim, self._lane.agent
@@ -140,13 +141,13 @@ class RunControl:
         try:
             await self._store.change(claim, run.id, created)
         except StoreFailed as error:
-            # The run is stopped all the same.
+            # The run is stopped nevertheless.
             log_event("store.failed", phase="stop", code=error.code)
 
     # -- requests of others
 
-    async def handle_requests(self, requests: PendingRequests, process: LaneProcess | None) -> None:
-        """Carry out what the store says is wanted of the run, or of what was offered to it."""
+    async def handle_requests(self, requests: PendingRequests, process: LiveProcess | None) -> None:
+        """Carry out the requests of the store for the run, or for what was offered to it."""
         run = self._lane.run
         if run is None:
             return
@@ -165,26 +166,26 @@ class RunControl:
     async def _send_answer(self, run: ActiveRun, approval: Approval) -> None:
         """Send the provider the answer of a person; the driver sends it once."""
         process, answer = self._find_process(run), approval.answer
-        if process is None or answer is None or process.live.row.id != approval.process:
+        if process is None or answer is None or process.row.id != approval.process:
             return
         verdict = Verdict(
             answer.is_allowed, answer.reason, answer.input, answer.ends_turn, answer.always
         )
-        await process.live.connection.decide(approval.name, verdict)
+        await process.connection.send(lambda driver: driver.decide(approval.name, verdict))
 
-    def offer_soon(self, process: LaneProcess) -> None:
+    def offer_soon(self, process: LiveProcess) -> None:
         """Send waiting follow-ups in a background task: a turn is open, or an item was queued."""
         self._tasks.start_soon(self._offer, process)
 
-    async def _offer(self, process: LaneProcess) -> None:
+    async def _offer(self, process: LiveProcess) -> None:
         try:
-            if is_early(self._lane.run, process.live):
+            if is_early(self._lane.run, process):
                 process.offers.postpone()
             else:
                 await process.offers.send_waiting()
-                process.live.connection.notify()
+                process.connection.notify()
         except (LeaseLost, ChangeRefused, KeeperGone):
-            # The run has ended, or belongs to another holder: the record says what became of it.
+            # The run has ended, or belongs to another holder: the record has the outcome.
             return
         except StoreFailed as error:
             if not self._lane.outage.should_retry(error):
@@ -192,11 +193,11 @@ class RunControl:
 
     # -- timeouts
 
-    def find_due(self, now: float) -> list[Deed]:
+    def find_due(self, now: float) -> list[DueAction]:
         """What is to be done because something has taken too long."""
         run = self._lane.run
         process = self._find_process(run) if run else None
-        driver = process.live.connection.driver if process else None
+        driver = process.connection.driver if process else None
         if run is None or process is None or driver is None or not run.timer.is_due(now):
             return []
         activity = ProcessActivity(
@@ -209,22 +210,25 @@ class RunControl:
         due = run.timer.find_due(now, activity, is_stopping=is_stopping)
         return [partial(self._perform, run, process, action) for action in due]
 
-    async def _perform(self, run: ActiveRun, process: LaneProcess, action: TimeoutAction) -> None:
+    async def _perform(self, run: ActiveRun, process: LiveProcess, action: TimeoutAction) -> None:
         match action:
             case DenyApproval(name):
                 await self._deny(run, process, name)
             case StopForTimeout(reason, why):
                 await self.stop(run, reason, why)
             case WarnOfStall(silent_ms):
-                await process.live.note(StallWarned(silent_ms))
+                await process.connection.note(StallWarned(silent_ms))
             case _:
                 assert_never(action)
 
-    async def _deny(self, run: ActiveRun, process: LaneProcess, name: str) -> None:
-        """No answer has come in time; the store prefers one that comes at this very moment."""
+    async def _deny(self, run: ActiveRun, process: LiveProcess, name: str) -> None:
+        """Deny an approval that was not answered in time.
+
+        An answer that is stored first counts instead.
+        """
         answer = ApprovalAnswer(False, BY_TIMEOUT, self._clock.now(), "no answer came in time")
         try:
-            await self._store.answer(build_approval_id(process.live.row.id, name), answer)
+            await self._store.answer(build_approval_id(process.row.id, name), answer)
         except StoreFailed:
             run.timer.retry_denial(name)
             raise

@@ -1,8 +1,8 @@
 """Runs the items of one agent, one after the other, in one process as far as possible.
 
 A worker has the lane as long as it is occupied: held while an item runs, warm while only the
-process waits for the next one. The CLI may begin a turn by itself at any moment; then the lane goes
-on with that turn, and the worker stays.
+process waits for the next one. The CLI may begin a turn by itself at any moment; then the lane
+continues with that turn, and the worker stays.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,20 @@ import anyio
 from anyio.abc import TaskGroup
 
 from steadyrun.driver import JournalBatch
-from steadyrun.errors import ChangeRefused, LeaseLost
+from steadyrun.errors import ChangeRefused, JournalPoisoned, LeaseLost
 from steadyrun.model.agent import Agent
+from steadyrun.model.event import ErrorFact
 from steadyrun.model.item import Claim, Lease
 from steadyrun.model.run import Finished, Orphaned, Run, StopReason
 from steadyrun.runtime.agent.effects import EffectHandler
-from steadyrun.runtime.agent.lane import (
-    ItemSettled,
-    Lane,
-    LaneFailed,
-    RunAttached,
-    WorkerChange,
-)
+from steadyrun.runtime.agent.lane import AgentLane, LaneFailed, RunAttached, WorkerChange
 from steadyrun.runtime.agent.process import Connected, Exited, LiveProcess, ProcessUpdate
-from steadyrun.runtime.agent.process_slot import LaneProcess, ProcessSlot
-from steadyrun.runtime.agent.retries import RetryPolicy
+from steadyrun.runtime.agent.process_slot import ProcessSlot
+from steadyrun.runtime.agent.retries import find_retry
 from steadyrun.runtime.agent.run_control import RunControl
 from steadyrun.runtime.agent.starter import NEW_CONVERSATION, RunStarter, write_cut
 from steadyrun.runtime.deps import Deps
+from steadyrun.runtime.log import log_event
 from steadyrun.runtime.process_pool import ProcessPool
 from steadyrun.runtime.prompt.builder import Turns
 from steadyrun.runtime.recovery import AbandonedProcess
@@ -42,12 +38,12 @@ from steadyrun.store import Started
 
 
 class WorkerSetup(NamedTuple):
-    """How a worker builds turns, whether it retries, and which pool keeps its process; without a
-    pool the process ends with the item."""
+    """How a worker builds turns, which pool keeps its process (without a pool the process ends with
+    the item), and whether it waits for a store that cannot be written."""
 
     turns: Turns
-    retries: RetryPolicy
     pool: ProcessPool | None
+    waits_for_store: bool = True
 
 
 class AgentWorker:
@@ -76,13 +72,13 @@ class AgentWorker:
         setup: WorkerSetup,
         on_change: "Callable[[AgentWorker, WorkerChange], None]",
     ) -> None:
-        is_patient = setup.retries.is_patient
-        self.lane = Lane(deps, agent, partial(on_change, self), is_patient=is_patient)
+        report, waits_for_store = partial(on_change, self), setup.waits_for_store
+        self.lane = AgentLane(deps, agent, report, waits_for_store=waits_for_store)
         self.slot = ProcessSlot(self.lane, tasks, self.handle_update)
         self.control = RunControl(self.lane, tasks)
         self._effects = EffectHandler(self.lane, self.control, setup.turns)
         self._starter = RunStarter(self.lane, self.slot, self.control, setup.turns, setup.pool)
-        self._retries, self._pool = setup.retries, setup.pool
+        self._pool = setup.pool
         self._store, self._clock = deps.store, deps.clock
 
     @property
@@ -100,7 +96,7 @@ class AgentWorker:
     # -- an item
 
     def begin(self, started: Started) -> None:
-        """This item is the next: `work` is to be called."""
+        """Attach this item as the next one. The caller then calls `work`."""
         self.lane.agent, self.lane.retry = started.agent, None
         run = self.lane.make_run(started.claim, started.run.id)
         run.is_probe = started.is_probe
@@ -115,15 +111,15 @@ class AgentWorker:
         *,
         credit: timedelta = timedelta(),
     ) -> None:
-        """Go on with what an earlier holder has left: an item, then `work` is to be called, or only
-        a process that waits. `credit` is time that does not count, as no holder was there."""
+        """Take over what an earlier holder has left: an item, then `work` is to be called, or only
+        a process that waits. `credit` is time without a holder, which does not count."""
         lane = self.lane
         lane.lease.set(lease)
         if isinstance(lease, Claim) and run:
             active = lane.make_run(lease, run.id, is_adopted=True)
             active.load(run, self._clock, credit=credit)
             lane.retry = NEW_CONVERSATION if is_new_conversation(run) else None
-            active.load_cancel_request(self._clock.now())
+            active.load_cancel_request()
             active.is_begun = lease.item.kind == "self" or lease.item.delivery == "own_turn"
             lane.attach(active)
         if abandoned:
@@ -135,7 +131,7 @@ class AgentWorker:
                 self.control.bind(lane.run, process)
 
     async def work(self) -> None:
-        """Run the item to its end, and what the process goes on with by itself."""
+        """Run the item to its end, and every turn that the process begins by itself."""
         run = self._require_run()
         if not run.is_begun:
             await self._starter.send(self._require_run())
@@ -161,12 +157,12 @@ class AgentWorker:
             if retry is not None and await self._retry(run, retry):
                 await self._starter.send(self._require_run())
             elif await (
-                self._settle_warm(run) if self._can_rest() else self._settle_and_close(run)
+                self._settle_warm(run) if self._can_stay_warm() else self._settle_and_close(run)
             ):
                 return
 
-    def _can_rest(self) -> bool:
-        """Whether the process is kept; not with an open offer, whose fate is unknown."""
+    def _can_stay_warm(self) -> bool:
+        """Whether the process is kept; not with an open offer, whose outcome is unknown."""
         process = self.slot.process
         if process is None or not process.is_usable or process.offers.open:
             return False
@@ -176,7 +172,7 @@ class AgentWorker:
         await write_cut(self.lane, run)
         found = await self.lane.outage.write(partial(self._store.run, run.id), "settle")
         was_sent = found.started_at is not None if run.was_sent is None else run.was_sent
-        return await self._retries.decide(self.lane, found, was_sent=was_sent or run.is_begun)
+        return await find_retry(self.lane, found, was_sent=was_sent or run.is_begun)
 
     async def _retry(self, run: ActiveRun, retry: RetryDecision) -> bool:
         """Make a new run of the item; False if the item was cancelled."""
@@ -201,9 +197,7 @@ class AgentWorker:
         async with lane.turn_lock:
             if lane.run is not run or not run.is_over:
                 return False
-            settle = partial(self._store.settle, run.claim, keep_warm=True)
-            item = await lane.outage.write(settle, "settle")
-            lane.report(ItemSettled(item))
+            await self._settle(run, keep_warm=True)
             if lane.run is run:
                 lane.release_run()
                 self.slot.idle_since = self._clock.monotonic()
@@ -211,29 +205,36 @@ class AgentWorker:
 
     async def _settle_and_close(self, run: ActiveRun) -> bool:
         """Let the process end, then settle; False if it has begun another turn."""
-        live, lane = self.slot.live, self.lane
-        if live and not live.is_gone:
-            await live.close()
-            if await self._wait_for_own_turn(live):
+        process, lane = self.slot.process, self.lane
+        if process and not process.is_gone:
+            await process.close()
+            if await self._wait_for_own_turn(process):
                 return False
-            await live.stop("shutdown")
+            await process.stop("shutdown")
         async with lane.turn_lock:
             if lane.run is not run or not run.is_over:
                 return False
             await self.slot.end()
-            item = await lane.outage.write(partial(self._store.settle, run.claim), "settle")
-            lane.report(ItemSettled(item))
+            await self._settle(run, keep_warm=False)
             lane.lease.is_held = False
         lane.detach()
         return True
 
-    async def _wait_for_own_turn(self, live: LiveProcess) -> bool:
+    async def _settle(self, run: ActiveRun, *, keep_warm: bool) -> None:
+        settle = partial(self._store.settle, run.claim, keep_warm=keep_warm)
+        item = await self.lane.outage.write(settle, "settle")
+        if not self.agent.is_direct:
+            log_event("item.settled", agent=self.agent.name, item=item.id, status=item.status)
+
+    async def _wait_for_own_turn(self, process: LiveProcess) -> bool:
         """Whether the process begins a turn by itself, in place of ending."""
         timeouts, run = self.lane.deps.timeouts, self.lane.run
-        is_awaited = live.has_background and not self.lane.stop
-        with anyio.move_on_after((timeouts.idle if is_awaited else timeouts.close) or None):
-            while self.lane.run is run and not live.is_gone:
-                await live.connection.wait_changed()
+        is_awaited = process.has_background and not self.lane.stop
+        with anyio.move_on_after(
+            (timeouts.idle_seconds if is_awaited else timeouts.close_seconds) or None
+        ):
+            while self.lane.run is run and not process.is_gone:
+                await process.connection.wait_changed()
         return self.lane.run is not run
 
     async def give_up(self, ended: Finished) -> None:
@@ -250,19 +251,19 @@ class AgentWorker:
 
     async def stop(self, reason: StopReason) -> None:
         """Stop the run, and every run that would follow."""
-        self.lane.stop = StopRequest(reason, None, self._clock.now())
+        self.lane.stop = StopRequest(reason, None)
         if self.lane.run:
             await self.control.stop(self.lane.run, reason)
 
     # -- updates of the process
 
-    async def handle_update(self, process: LaneProcess, update: ProcessUpdate) -> None:
+    async def handle_update(self, process: LiveProcess, update: ProcessUpdate) -> None:
         match update:
             case JournalBatch():
                 await self._effects.handle(process, update)
             case Connected(driver):
                 await self._effects.connect(process, driver)
-                await self.lane.outage.write_notes(process.live.recorder)
+                await self.lane.outage.write_notes(process.recorder)
                 # The offers of an earlier holder are known now.
                 self.lane.report(RunAttached())
             case Exited():
@@ -270,9 +271,9 @@ class AgentWorker:
             case _:
                 assert_never(update)
 
-    async def _handle_exit(self, process: LaneProcess) -> None:
-        # A process that was asked to end is settled by the caller that has asked.
-        if self.slot.process is not process or self.is_held or process.live.is_closing:
+    async def _handle_exit(self, process: LiveProcess) -> None:
+        # A process whose end was requested is settled by the caller that has requested it.
+        if self.slot.process is not process or self.is_held or process.is_closing:
             return
         try:
             await self.slot.leave()
@@ -282,32 +283,43 @@ class AgentWorker:
             self.lane.report(LaneFailed(error))
 
 
-async def wait_until_idle(lane: Lane, process: LaneProcess, timeouts: Timeouts) -> None:
-    """Wait until no turn is open, and no offer that could begin one. An offer that stays open too
-    long is taken back; a turn has the timeouts of its run."""
-    live, offers = process.live, process.offers
+async def set_aside(worker: AgentWorker, error: JournalPoisoned) -> None:
+    """End the run and the process whose output ends its readers; its files are kept."""
+    deps, process = worker.lane.deps, worker.slot.process
+    if process:
+        await deps.launcher.files.mark_aside(process.row.id, error.message)
+        log_event("process.set_aside", agent=worker.agent.name, process=process.row.id)
+    fact = ErrorFact(error.code, error.message, error.hint, retryable=True)
+    await worker.give_up(Finished(deps.clock.now(), "failed", error=fact))
+
+
+async def wait_until_idle(lane: AgentLane, process: LiveProcess, timeouts: Timeouts) -> None:
+    """Wait until no turn is open, and no offer that could begin one.
+
+    An offer that stays open too long is withdrawn; a turn has the timeouts of its run.
+    """
+    offers = process.offers
     # The offers of an earlier holder are known once the process is connected.
-    await live.connection.wait_connected()
-    while not live.is_gone:
-        while not _is_over(lane) and not live.is_gone:
-            await live.connection.wait_changed()
-        if await _wait_for_turn(lane, process, timeouts.offer):
+    await process.connection.wait_connected()
+    while not process.is_gone:
+        while not _is_over(lane) and not process.is_gone:
+            await process.connection.wait_changed()
+        if await _wait_for_turn(lane, process, timeouts.offer_seconds):
             continue
-        if offers.open and not live.is_gone:
+        if offers.open and not process.is_gone:
             await offers.withdraw_all()
-            if await _wait_for_turn(lane, process, timeouts.interrupt):
+            if await _wait_for_turn(lane, process, timeouts.interrupt_seconds):
                 continue
         return
 
 
-async def _wait_for_turn(lane: Lane, process: LaneProcess, limit: float | None) -> bool:
+async def _wait_for_turn(lane: AgentLane, process: LiveProcess, limit: float) -> bool:
     """Whether an open offer begins a turn, before the limit and before all offers are settled."""
-    live = process.live
     with anyio.move_on_after(limit or None):
-        while process.offers.open and _is_over(lane) and not live.is_gone:
-            await live.connection.wait_changed()
-    return not _is_over(lane) and not live.is_gone
+        while process.offers.open and _is_over(lane) and not process.is_gone:
+            await process.connection.wait_changed()
+    return not _is_over(lane) and not process.is_gone
 
 
-def _is_over(lane: Lane) -> bool:
+def _is_over(lane: AgentLane) -> bool:
     return lane.run is None or lane.run.is_over

@@ -14,7 +14,7 @@ from steadyrun.lib.notifier import Hint, Waiter
 from steadyrun.lib.signal import Signal
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.ids import AgentId, ItemId, RunId
-from steadyrun.runtime.agent.run_control import Deed
+from steadyrun.runtime.agent.run_control import DueAction
 from steadyrun.runtime.agent.worker import AgentWorker
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.log import log_bug, log_event
@@ -92,8 +92,8 @@ class AgentWorkers:
             for worker in self:
                 if worker.run and late > _LATE_SECONDS:
                     worker.run.timer.add_downtime(late)
-                for deed in worker.control.find_due(now):
-                    tasks.start_soon(_perform, worker, deed)
+                for action in worker.control.find_due(now):
+                    tasks.start_soon(_perform, worker, action)
 
     async def _read_requests(self, tasks: TaskGroup) -> None:
         with self._deps.store.hints.watch(None, Hint.WORK) as self._waiter:
@@ -130,11 +130,11 @@ class AgentWorkers:
         return offered | {run.claim.item.id} >= set(requests.cancelled)
 
 
-async def _perform(worker: AgentWorker, deed: Deed) -> None:
+async def _perform(worker: AgentWorker, action: DueAction) -> None:
     try:
-        await deed()
+        await action()
     except (LeaseLost, KeeperGone, ChangeRefused):
-        # The lane belongs to another holder, or the run is over: the record says what became of it.
+        # The lane belongs to another holder, or the run is over: the record has the outcome.
         return
     except Exception as error:  # noqa: BLE001 (one agent's failure must not stop the others)
         log_bug(error, agent=worker.agent.name)

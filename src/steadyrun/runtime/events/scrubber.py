@@ -43,21 +43,10 @@ class LiveScrubber:
         text = _read_text(live)
         if stream in self._held:
             text = _read_text(self._held.pop(stream)) + text
-        end = self._find_safe_end(text)
+        end = self._scrubber.find_safe_end(text)
         if end < len(text):
             self._held[stream] = _with_text(live, text[end:])
         return [_with_text(live, self._clean(text[:end]))] if end else []
-
-    def _find_safe_end(self, text: str) -> int:
-        """Find how much of the text is safe. The end is never inside a secret: one may begin where
-        another ends."""
-        clean, end = self._scrubber.clean, self._scrubber.find_open_end(text)
-        if end == len(text):
-            return end
-        whole = clean(text)
-        while end and clean(text[:end]) + clean(text[end:]) != whole:
-            end -= 1
-        return end
 
     def flush(self, *, is_last: bool = False) -> list[LiveEvent]:
         """Return the text that was held back: no text follows that could complete a secret.

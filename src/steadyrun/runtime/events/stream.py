@@ -1,15 +1,15 @@
 """Streams events: those that are stored first, then new ones as they come.
 
 Each stored event is given once and in order. Live events, which are not stored, are given between
-them as they come.
+them as they come, but never after a stored event of a later place in the same journal.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import get_args
 
 from steadyrun.lib.notifier import Hint
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent
+from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent, parse_journal_position
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.runtime.events.bus import BusMessage, EventBus, EventPublisher, StreamSignal
 from steadyrun.store import Store
@@ -28,7 +28,7 @@ async def stream_run(
         message: BusMessage | None = StreamSignal.RESYNC
         while message is not None:
             if isinstance(message, LiveEvent):
-                if message.run == run:
+                if message.run == run and not reader.live.is_outdated(message):
                     yield message
             else:
                 for event in await reader.read_new(message):
@@ -55,9 +55,38 @@ async def stream_events(
             if not isinstance(message, LiveEvent):
                 async for event in reader.read_new(message):
                     yield event
-            elif name in {None, message.agent} and run in {None, message.run}:
+            elif (
+                name in {None, message.agent}
+                and run in {None, message.run}
+                and not reader.live.is_outdated(message)
+            ):
                 yield message
             message = await subscription.next()
+
+
+class _LiveFilter:
+    """Finds live events that come too late.
+
+    A read of the store may return events before the bus delivers the deltas that were published
+    before them. Such a delta is a part of a text that the stream has given already.
+    """
+
+    def __init__(self) -> None:
+        # The last place in the journal of each process that was read from the store.
+        self._read_to: dict[str, tuple[int, int]] = {}
+
+    def note_read(self, events: Iterable[StoredEvent]) -> None:
+        """These events were read from the store."""
+        for event in events:
+            if position := parse_journal_position(event.id):
+                process, offset, n = position
+                self._read_to[process] = (offset, n)
+
+    def is_outdated(self, live: LiveEvent) -> bool:
+        if not self._read_to or (position := parse_journal_position(live.id)) is None:
+            return False
+        process, offset, n = position
+        return (offset, n) <= self._read_to.get(process, (0, 0))
 
 
 class _StreamReader:
@@ -65,13 +94,17 @@ class _StreamReader:
 
     def __init__(self, store: Store, after: int, agent: AgentId | None, run: RunId | None) -> None:
         self.agent = agent
+        self.live = _LiveFilter()
         self._store, self._cursor, self._run = store, after, run
 
     async def read_new(
         self, message: list[StoredEvent] | StreamSignal
     ) -> AsyncGenerator[StoredEvent, None]:
-        """Give new events. Those of the message are used as they are only if no other event can lie
-        between them and the cursor; otherwise they are read from the store."""
+        """Yield new events.
+
+        Those of the message are used as they are only if no other event can lie between them and
+        the cursor; otherwise they are read from the store.
+        """
         events = [] if isinstance(message, StreamSignal) else message
         if events and events[-1].cursor <= self._cursor:
             return
@@ -85,13 +118,16 @@ class _StreamReader:
             events = await self._read_page()
 
     async def _read_page(self) -> list[StoredEvent]:
-        return await self._store.events(self._cursor, agent=self.agent, run=self._run, limit=_PAGE)
+        page = await self._store.events(self._cursor, agent=self.agent, run=self._run, limit=_PAGE)
+        self.live.note_read(page)
+        return page
 
 
 class _RunReader:
     """Keeps the cursor of the last event of a run, so that each event is given once."""
 
     def __init__(self, store: Store, run: RunId) -> None:
+        self.live = _LiveFilter()
         self._store = store
         self._run = run
         self._cursor = 0
@@ -118,4 +154,5 @@ class _RunReader:
         while page := await self._store.events(after, run=self._run, limit=_PAGE):
             events += page
             after = page[-1].cursor
+        self.live.note_read(events)
         return events

@@ -1,25 +1,23 @@
 """Builds what a provider is sent for an item: the turn, and the process that it needs."""
 
-import hashlib
-import hmac
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 import anyio.to_thread
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from steadyrun.dialect import Image, LaunchRequest, Turn
 from steadyrun.errors import NotFound
-from steadyrun.lib.safe_files import open_regular
+from steadyrun.lib.safe_paths import open_regular
 from steadyrun.model.agent import Agent
+from steadyrun.model.fingerprint import compute_hmac
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Attachment, Claim, Item
 from steadyrun.model.policy import compute_rights
-from steadyrun.model.run import Created, Run
+from steadyrun.model.run import Created, Metadata, Run
 from steadyrun.model.session import Session
 from steadyrun.runtime.attachments import find_files
 from steadyrun.runtime.deps import Deps
@@ -32,7 +30,7 @@ from steadyrun.runtime.prompt.system import (
     read_system_prompt,
 )
 from steadyrun.runtime.run.active_run import WALL
-from steadyrun.runtime.run.options import RunRequest
+from steadyrun.runtime.run.options import RunOptions
 from steadyrun.runtime.run.permissions import apply_permissions
 from steadyrun.runtime.run.retry import RetryDecision
 
@@ -63,7 +61,7 @@ class PresentProcess(Struct, frozen=True):
 
 
 class TurnRequest(Struct, frozen=True):
-    """For which run a turn is built; `retry` says how, if not for the first time."""
+    """The run for which a turn is built. `retry` is None for the first run of an item."""
 
     agent: Agent
     claim: Claim
@@ -97,9 +95,7 @@ class TurnBuilder:
     def make_run(self, run: RunId, agent: Agent, item: Item, now: datetime) -> Created:
         """A run of a lasting agent, with its time limit."""
         wall = agent.wall_seconds or self._deps.launcher.find_wall_seconds(agent.provider)
-        metadata = {**item.payload.metadata, **({WALL: wall} if wall else {})}
-        tools = compute_rights(agent.policy).tools
-        return Created(run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata)
+        return build_created(run, agent, item, now, with_wall(item.payload.metadata, wall))
 
     async def build(self, request: TurnRequest) -> TurnPlan:
         present, retry, run = request.present, request.retry, request.run
@@ -116,8 +112,8 @@ class TurnBuilder:
             )
         is_appended = agent.provider in self._deps.appended
         prompt = read_system_prompt(agent, home=self._home, appended=is_appended)
-        drivers, file = self._deps.launcher, prompt.permissions
-        agent, notes = apply_permissions(drivers, agent, file, one_shot=one_shot)
+        launcher, file = self._deps.launcher, prompt.permissions
+        agent, notes = apply_permissions(launcher, agent, file, one_shot=one_shot)
         env = build_agent_environment(agent, self._home)
         turn = await self._build_turn(agent, item, run, one_shot=one_shot)
         launch = replace(build_launch_request(agent, turn, None, prompt), one_shot=one_shot)
@@ -132,7 +128,7 @@ class TurnBuilder:
     async def _retire(self, request: TurnRequest, provider: str) -> None:
         """End the present conversation, unless the run itself began it."""
         claim, run = request.claim, await self._store.run(request.run)
-        session = await self._store.session(claim.agent, provider)
+        session = (await self._store.sessions(claim.agent)).get(provider)
         current = session.current if session else None
         if current is None or current.bound_at < run.created_at:
             await self._store.retire_token(claim, provider, "the provider has lost it")
@@ -146,16 +142,17 @@ class TurnBuilder:
         """Add what a new process needs: the conversation, and the context that is not in it."""
         token = None
         if self._has_conversation(agent):
-            token = self._find_token(agent, await self._store.session(agent.id, agent.provider))
+            session = (await self._store.sessions(agent.id)).get(agent.provider)
+            token = self._find_token(agent, session)
         run, now, resumes = RunId(plan.turn.key), self._deps.clock.now(), token is not None
-        change = await load_handover(self._store, agent, item, run, now, resumes=resumes)
-        plan = replace(plan, notes=(*change.notes, *plan.notes))
+        handover, notes = await load_handover(self._store, agent, item, run, now, resumes=resumes)
+        plan = replace(plan, notes=(*notes, *plan.notes))
         if not self._has_conversation(agent):
             return plan
-        context = write_briefing(change.handover) if change.handover else None
+        context = write_briefing(handover, self._deps.scrubber) if handover else None
         if context is None and token is None:
             recent = await self._store.items(agent.id, include_settled=True, limit=_RECENT)
-            context = write_recovery_context(recent)
+            context = write_recovery_context(recent, self._deps.scrubber)
         text = f"{context}\n\n{plan.turn.text}" if context else plan.turn.text
         turn = replace(plan.turn, text=text)
         request = replace(plan.request, turn=turn, resume=token)
@@ -178,8 +175,8 @@ class TurnBuilder:
     ) -> Turn:
         text = item.text
         before = await self._store.run(item.before) if item.before else None
-        is_told = item.on_lost == "resume" and self._has_conversation(agent)
-        if is_told and before and _was_cut_off(before):
+        is_resumed = item.on_lost == "resume" and self._has_conversation(agent)
+        if is_resumed and before and _was_cut_off(before):
             text = write_retry_notice(before, item)
         sent = item.payload.files
         files = await anyio.to_thread.run_sync(find_files, sent, self._home) if sent else []
@@ -198,8 +195,7 @@ class TurnBuilder:
         """Compute the seal of what a process is launched with, except its turn and conversation."""
         about = replace(request, turn=Turn("", ""), model=None, mode="default", resume=None)
         configured = self._deps.launcher.encode_setup(provider)
-        whole = msgspec.msgpack.encode((provider, about, sorted(env.items()), configured))
-        return hmac.new(self._key, whole, hashlib.sha256).hexdigest()
+        return compute_hmac(self._key, (provider, about, sorted(env.items()), configured))
 
 
 def _was_cut_off(run: Run) -> bool:
@@ -221,38 +217,46 @@ def _read_content(place: Path) -> bytes:
 
 
 class DirectTurns:
-    """Builds the turns of a run that was asked of a provider itself."""
+    """Builds the turns of a direct run from its options."""
 
-    def __init__(self, deps: Deps, asked: RunRequest | Turn) -> None:
+    def __init__(self, deps: Deps, asked: RunOptions | Turn) -> None:
         """A `Turn` is one that an earlier holder has sent, or was about to send."""
         self._deps, self._asked = deps, asked
 
     async def build(self, request: TurnRequest) -> TurnPlan:
-        agent, asked, retry = request.agent, self._asked, request.retry
+        agent, asked, deps = request.agent, self._asked, self._deps
         if isinstance(asked, Turn):
             if not request.present.exists:
                 raise NotFound("launch of", request.run)
             return TurnPlan(asked, build_launch_request(agent, asked, None, SystemPrompt(None)))
-        ask = replace(asked, resume=None) if retry and retry.is_fresh else asked
-        deps = self._deps
-        turn = Turn(request.run, request.claim.item.text, ask.images, ask.schema)
+        images, schema = tuple(asked.get("images", ())), asked.get("schema")
+        turn = Turn(request.run, request.claim.item.text, images, schema)
         prompt = await deps.load_system_prompt(agent)
         agent, notes = apply_permissions(deps.launcher, agent, prompt.permissions)
-        launch = build_launch_request(agent, turn, ask.resume, prompt)
-        env = {**ask.env, **build_agent_environment(agent, deps.home)}
-        return TurnPlan(turn, launch, env, or_fresh=ask.or_fresh, notes=(*prompt.notes, *notes))
+        is_fresh = request.retry is not None and request.retry.is_fresh
+        resume = None if is_fresh else asked.get("resume")
+        launch = build_launch_request(agent, turn, resume, prompt)
+        env = {**asked.get("env", {}), **build_agent_environment(agent, deps.home)}
+        or_fresh, notes = asked.get("or_fresh", False), (*prompt.notes, *notes)
+        return TurnPlan(turn, launch, env, or_fresh=or_fresh, notes=notes)
 
     async def create_run(self, run: RunId, agent: Agent, item: Item) -> Created:
-        """A run that goes on where another has ended has the same time limit."""
-        store, now, tools = (
-            self._deps.store,
-            self._deps.clock.now(),
-            compute_rights(agent.policy).tools,
-        )
-        [before, *_] = await store.runs(agent.id, limit=1)
-        wall = before.metadata.get(WALL)
-        metadata = {WALL: wall} if wall else {}
-        return Created(run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata)
+        """A run that continues the work of another one has the same time limit."""
+        [before, *_] = await self._deps.store.runs(agent.id, limit=1)
+        metadata = with_wall({}, before.metadata.get(WALL))
+        return build_created(run, agent, item, self._deps.clock.now(), metadata)
+
+
+def build_created(
+    run: RunId, agent: Agent, item: Item, now: datetime, metadata: Metadata
+) -> Created:
+    tools = compute_rights(agent.policy).tools
+    return Created(run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata)
+
+
+def with_wall(metadata: Metadata, wall: object) -> Metadata:
+    """Add the time limit of a run in seconds, if there is one."""
+    return {**metadata, WALL: wall} if wall else metadata
 
 
 def build_launch_request(

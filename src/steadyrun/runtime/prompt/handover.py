@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from msgspec import Struct
-
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ApprovalRequested, ApprovalResolved, FollowupAbsorbed
 from steadyrun.model.ids import AgentId, RunId
@@ -21,22 +19,13 @@ _LOOKED_AT = 1000
 _LASTING = (FollowupAbsorbed, ApprovalRequested, ApprovalResolved)
 
 
-class ProviderChange(Struct, frozen=True):
-    """A change of provider: the handover for the conversation, if it has missed runs, and notes for
-    the record."""
-
-    handover: Handover | None
-    notes: tuple[str, ...]
-
-
 async def load_handover(
     store: Store, agent: Agent, item: Item, run: RunId, now: datetime, *, resumes: bool
-) -> ProviderChange:
-    """Load what the conversation of the agent's present provider has missed. If the provider
-    `resumes` its conversation, its own runs are not missed."""
-    before = [
-        each for each in await store.runs(agent.id, before=run, limit=_RUNS) if _has_started(each)
-    ]
+) -> tuple[Handover | None, list[str]]:
+    """Load what the conversation of the agent's present provider has missed, if it has, and notes
+    for the record. If the provider `resumes` its conversation, its own runs are not missed."""
+    earlier = await store.runs(agent.id, before=run, limit=_RUNS)
+    before = [each for each in earlier if each.started_at is not None]
     is_alone = len(agent.providers) == 1
     chain = agent.providers if is_alone else (await store.agent(agent.id)).providers
     missed = _select_missed(before, agent.provider, resumes=resumes)
@@ -50,7 +39,7 @@ async def load_handover(
     reasons = await _load_reasons(store, agent.id) if missed else {}
     runs = tuple([await _load_missed_run(store, each, reasons) for each in reversed(missed)])
     handover = Handover(f"{why}; you continue.", item.id, runs) if runs else None
-    return ProviderChange(handover, tuple(notes))
+    return handover, notes
 
 
 def _select_missed(before: Sequence[Run], provider: str, *, resumes: bool) -> list[Run]:
@@ -63,10 +52,6 @@ def _select_missed(before: Sequence[Run], provider: str, *, resumes: bool) -> li
             continue
         missed.append(run)
     return missed if any(run.provider != provider for run in missed) else []
-
-
-def _has_started(run: Run) -> bool:
-    return run.started_at is not None
 
 
 async def _load_missed_run(

@@ -1,4 +1,4 @@
-"""Writes what a provider cannot know after a lost conversation or run. Pure: it uses the record
+"""Writes what a new conversation lacks after a lost conversation or run. Pure: it uses the record
 alone.
 
 Each line of quoted text begins with a mark, so that no quotation looks like text of steadyrun.
@@ -6,9 +6,12 @@ Each line of quoted text begins with a mark, so that no quotation looks like tex
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from steadyrun.model.item import Attachment, Item
 from steadyrun.model.run import Run
-from steadyrun.model.text import cut
+from steadyrun.model.secret import Scrubber
+from steadyrun.runtime.prompt.briefing import quote
 
 LARGEST_CONTEXT_BYTES = 8 * 1024
 _LONGEST_QUOTE_BYTES = 2 * 1024
@@ -19,14 +22,15 @@ first. They are settled: nothing in them is a request.]"""
 _END = "[End of the record.]"
 
 
-def write_recovery_context(items: Sequence[Item]) -> str | None:
-    """Write the last requests and answers, newest last; None if there are none."""
+def write_recovery_context(items: Sequence[Item], scrubber: Scrubber) -> str | None:
+    """Write the last requests and answers, newest last; None if there are none. A stored request
+    may contain a secret: it is removed before the text is cut."""
     room = LARGEST_CONTEXT_BYTES - len(f"{_BEGIN}\n\n{_END}".encode())
     entries: list[str] = []
     for item in sorted(items, key=lambda item: item.seq, reverse=True):
         if not item.is_settled:
             continue
-        entry = _format_item(item)
+        entry = _format_item(replace(item, text=scrubber.clean(item.text)))
         room -= len(f"\n\n{entry}".encode())
         if room < 0:
             break
@@ -62,6 +66,4 @@ def _format_item(item: Item) -> str:
 
 
 def _quote(text: str) -> str:
-    lines = cut(text.strip(), _LONGEST_QUOTE_BYTES).splitlines()
-    # Cut again: the marks of many short lines are longer than the lines.
-    return cut("\n".join(f"> {line}" for line in lines), _LONGEST_QUOTE_BYTES)
+    return quote(text, _LONGEST_QUOTE_BYTES) or ""

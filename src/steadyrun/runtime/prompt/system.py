@@ -13,10 +13,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from steadyrun.errors import AgentHomeMissing, FileUnusable, InvalidUsage, PathRefused, RoleMissing
-from steadyrun.lib.safe_files import open_regular, to_unreadable
-from steadyrun.lib.safe_paths import PathScope, escape_path
+from steadyrun.lib.safe_paths import PathScope, escape_path, open_regular, to_unreadable
 from steadyrun.model.agent import ROLE_RULE, Agent, is_role_name
 from steadyrun.model.policy import Permissions, read_permissions
+from steadyrun.model.quotation import quote
 from steadyrun.model.text import Problem
 
 ROLES = "roles"
@@ -61,7 +61,7 @@ def read_system_prompt(agent: Agent, *, home: Path, appended: bool = False) -> S
     parts = [
         ("steadyrun", RULES.format(name=_choose_name(agent), home=agent.home)),
         *_read_role(agent, home),
-        *(() if appended else _read_own_files(own)),
+        *((name, _read_own_file(name, own) or "") for name in OWN_FILES if not appended),
         ("Permissions", permissions.note if permissions else ""),
         ("Instructions", agent.system or ""),
     ]
@@ -78,7 +78,7 @@ def require_home(agent: Agent) -> None:
 def require_role(role: str, home: Path) -> Path:
     """Return the file of a role; `RoleMissing` if there is none, `InvalidUsage` for a bad name."""
     if not is_role_name(role):
-        raise InvalidUsage(f"expected the name of a role, found {role[:80]!r}", hint=ROLE_RULE)
+        raise InvalidUsage(f"expected the name of a role, found {quote(role)}", hint=ROLE_RULE)
     file = home / ROLES / f"{role}.md"
     if not file.exists():
         raise RoleMissing(role, file=file)
@@ -88,11 +88,11 @@ def require_role(role: str, home: Path) -> Path:
 def build_agent_environment(agent: Agent, home: Path) -> dict[str, str]:
     """Build the variables that name the agent of a process. They never name an item, a run or a
     token: a process may serve many."""
-    ours = {"STEADYRUN_HOME": str(home)}
+    env = {"STEADYRUN_HOME": str(home)}
     if agent.is_direct:
         # Its name is that of its run.
-        return ours
-    return {"STEADYRUN_AGENT": agent.name, "STEADYRUN_AGENT_HOME": agent.home, **ours}
+        return env
+    return {"STEADYRUN_AGENT": agent.name, "STEADYRUN_AGENT_HOME": agent.home, **env}
 
 
 def _choose_name(agent: Agent) -> str:
@@ -103,11 +103,6 @@ def _read_role(agent: Agent, home: Path) -> Iterator[tuple[str, str]]:
     if agent.role is not None:
         # The directory belongs to the user: a link in it may lead anywhere.
         yield f"Role: {agent.role}", _read_file(require_role(agent.role, home)) or ""
-
-
-def _read_own_files(scope: PathScope) -> Iterator[tuple[str, str]]:
-    for name in OWN_FILES:
-        yield name, _read_own_file(name, scope) or ""
 
 
 def _read_permissions(scope: PathScope) -> tuple[Permissions | None, tuple[str, ...]]:

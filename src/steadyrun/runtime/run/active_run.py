@@ -22,14 +22,20 @@ from steadyrun.runtime.run.timeouts import RunTimer
 
 # The metadata keys of how long a run may take, and of why it is being stopped.
 WALL, STOP = "wall_seconds", "stopping"
+# The error of a run that a shutdown has stopped and that may not be repeated.
+_SHUT_DOWN = ErrorFact(
+    "shutdown",
+    "the daemon was shut down during the run, and on_lost is fail",
+    "Check what was done, then send it again: steadyrun retry",
+    retryable=True,
+)
 
 
 class StopRequest(Struct, frozen=True):
-    """A run shall end: for which reason, in which words, since when."""
+    """The request to end a run: its reason, and its text for the record."""
 
     reason: StopReason
     why: str | None
-    requested_at: datetime
 
     def to_metadata(self) -> Metadata:
         """The form in which the run's record keeps the request for the next holder."""
@@ -40,7 +46,7 @@ def read_stop_request(run: Run) -> StopRequest | None:
     """The request that an earlier holder has written into the metadata of a run."""
     match run.metadata.get(STOP):
         case {"reason": str(reason), "why": why} if reason in STOPPED:
-            return StopRequest(reason, why if isinstance(why, str) else None, run.created_at)
+            return StopRequest(reason, why if isinstance(why, str) else None)
         case _:
             return None
 
@@ -49,7 +55,7 @@ class ActiveRun:
     """One run, from its start or from where an earlier holder has left it, to its end.
 
     AgentWorker makes one for each run. `is_over` is set when the end is in the record, or when
-    `cut` says how the run ends without a word of its process.
+    `cut` is set: how the run ends without a report of its process.
     """
 
     def __init__(
@@ -74,9 +80,9 @@ class ActiveRun:
         self._agent = agent
 
     def load(self, run: Run, clock: Clock, *, credit: timedelta | None = None) -> None:
-        """Take over what the record says. `credit` is given for a run that another holder has
-        started: so much of the time since then does not count. Otherwise the time of the monotonic
-        clock is better, as the time of day may be set."""
+        """Take over the state of the record. `credit` is given for a run that another holder has
+        started: this part of the time since then does not count. For a run of this holder the
+        monotonic clock is used, because the time of day may be changed."""
         self.is_over = run.is_terminal
         self.budget.load(run)
         self.stop = self.stop or read_stop_request(run)
@@ -85,20 +91,20 @@ class ActiveRun:
         if credit is not None:
             self.timer.set_passed((clock.now() - run.created_at - credit).total_seconds())
 
-    def load_cancel_request(self, now: datetime) -> None:
+    def load_cancel_request(self) -> None:
         """Take over the request of a user that is older than this holder's lease."""
         item = self.claim.item
         if item.cancel_requested:
-            self.stop = StopRequest("user_stop", item.cancel_reason, now)
+            self.stop = StopRequest("user_stop", item.cancel_reason)
 
     def load_events(self, seen: Sequence[Emitted]) -> None:
-        """Take over what the record says of questions to a person, and of limits."""
+        """Take over the recorded questions to a person, and the reached limits."""
         self.timer.load_questions(seen)
         for each in seen:
             self.note(each.event)
 
     def note(self, event: Event | Foreign) -> None:
-        """Take over what an event says about the time or the budget of the run."""
+        """Apply an event to the time or the budget of the run."""
         if isinstance(event, BudgetReached):
             self.budget.reached.append(event)
         self.timer.note(event)
@@ -107,15 +113,20 @@ class ActiveRun:
         """The run has ended, and its process has not reported that."""
         self.cut, self.is_over = change, True
 
-    def conclude(self, ended: TurnEnded, token: str | None, now: datetime) -> Finished:
+    def conclude(
+        self, ended: TurnEnded, token: str | None, now: datetime, *, was_sent: bool = False
+    ) -> Finished:
         """How the run ended. A turn that was stopped and did not complete ended because it was
-        stopped."""
+        stopped. A shutdown puts the run off, unless its turn `was_sent` and may not be repeated:
+        then it has failed."""
         status, reason, error = ended.status, ended.stop_reason, ended.error
         # An earlier holder may have stopped the run for its budget.
         stopped = self.stop.reason if self.stop else "budget" if self.budget.overspent else None
         if stopped and status != "completed":
             status, reason = STOPPED[stopped], stopped
             error = self._explain_stop(stopped) or error
+            if stopped == "shutdown" and was_sent and self._may_not_repeat:
+                status, error = "failed", _SHUT_DOWN
         elif status == "cancelled":
             # A request to end the turn before may have come too late, and hit this one.
             reason = reason or (self.earlier_stop.reason if self.earlier_stop else None)
@@ -132,6 +143,11 @@ class ActiveRun:
             error=error,
             diagnostic=ended.diagnostic,
         )
+
+    @property
+    def _may_not_repeat(self) -> bool:
+        item = self.claim.item
+        return item.on_lost == "fail" and item.kind not in {"self", "call"}
 
     def conclude_early(self, ended: TurnEnded, now: datetime) -> Touched:
         """A turn that the provider has begun by itself ended before the run's own turn: the run

@@ -4,7 +4,7 @@ There is no table for budgets: what was spent is read from the runs, and what a 
 beyond a limit is a value of that limit's window in the key-value table.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -20,7 +20,6 @@ from steadyrun.model.budget import (
     BudgetRules,
     BudgetUnit,
     Limit,
-    Mark,
     Spending,
     Window,
     compute_extension,
@@ -33,7 +32,7 @@ from steadyrun.model.budget import (
 from steadyrun.model.event import ApprovalRequested, BudgetReached, UsageUpdated
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.run import Finished, Run, Touched
-from steadyrun.model.usage import Cost, Usage, add_costs, add_usage
+from steadyrun.model.usage import Cost, Usage, add_costs, add_up, add_usage
 from steadyrun.store import Store
 
 # The name of the question, in the place of the name of a tool.
@@ -52,19 +51,24 @@ class BudgetMeter:
     ) -> None:
         """`reported` is what the record of the run has already."""
         self._budget, self._windows, self._rules = budget, windows, rules
-        # A run that starts beyond a limit reports it all the same, but without the warning before.
+        # A run that starts beyond a limit still reports the limit, but not the 80 % warning.
         before = find_marks(budget, windows, Spending(), rules)
         self._reported = {mark.name: min(mark.percent, WARNED) for mark in before}
         self._reported |= {f"{each.limit}.{each.unit}": each.percent for each in reported}
 
     def count(self, usage: Usage, cost: Cost) -> list[BudgetReached]:
-        """The run has used so much so far: the events to report."""
+        """Count the usage of the run so far, and return the events to report."""
         found = find_marks(
             self._budget, self._windows, compute_run_spending(usage, cost), self._rules
         )
-        news = [mark for mark in found if mark.percent > self._reported.get(mark.name, 0)]
-        self._reported |= {mark.name: mark.percent for mark in news}
-        return [_to_event(mark) for mark in news]
+        new = [mark for mark in found if mark.percent > self._reported.get(mark.name, 0)]
+        self._reported |= {mark.name: mark.percent for mark in new}
+        return [
+            BudgetReached(
+                mark.limit, mark.unit, mark.allowed, mark.spent, mark.percent, mark.unknown_runs
+            )
+            for mark in new
+        ]
 
 
 class RunBudget:
@@ -83,13 +87,13 @@ class RunBudget:
         self._meter: BudgetMeter | None = None
 
     def load(self, run: Run) -> None:
-        """Take over what the record says; the reached limits follow from its events."""
+        """Take over the state of the record; the reached limits follow from its events."""
         self._meter, self.reached = None, []
         if (run.usage, run.cost) != (Usage(), Cost()):
             self._spent = (run.usage, run.cost)
 
     def set_spent(self, usage: Usage, cost: Cost) -> None:
-        """A turn before the run's own has ended."""
+        """Set the sum of the turns that ended before the run's own turn."""
         self._spent, self._turn = (usage, cost), None
 
     def compute_total(self, ended: TurnEnded) -> tuple[Usage | None, Cost | None]:
@@ -103,7 +107,7 @@ class RunBudget:
         return self._add_spent(ended.usage or Usage(), ended.cost or Cost())
 
     async def count_turn(self, turn: UsageUpdated) -> list[BudgetReached]:
-        """The open turn has used so much so far: the events to report."""
+        """Count the usage of the open turn so far, and return the events to report."""
         self._turn = turn
         return await self._count(*self._add_spent(turn.usage, turn.cost))
 
@@ -113,13 +117,15 @@ class RunBudget:
 
     @property
     def overspent(self) -> str | None:
-        """Why the run may not go on, if a limit is spent."""
+        """Why the run must end, if a limit is spent."""
         spent = find_spent(self.reached)
         return explain_reached(spent[0]) if spent else None
 
     def build_question(self, change: Finished | Touched) -> tuple[ApprovalRequested, ...]:
-        """The question to the owner of the agent at the end of the run. A run that completed
-        beyond its own limit does not keep the next one from work."""
+        """The question to the owner of the agent at the end of the run.
+
+        A run that completed beyond its own limit does not pause the agent.
+        """
         spent = find_spent(self.reached)
         if self._agent.is_direct or not isinstance(change, Finished) or not spent:
             return ()
@@ -131,23 +137,23 @@ class RunBudget:
         if self._agent.policy.budget == Budget():
             return []
         if self._meter is None:
-            store, agent, rules = self._store, self._agent, self._rules
-            self._meter = await load_budget_meter(store, agent, self._run, rules, self.reached)
+            self._meter = await self._load_meter()
         reached = self._meter.count(usage, cost)
         self.reached += reached
         return reached
+
+    async def _load_meter(self) -> BudgetMeter:
+        """A meter that starts with what the agent has spent before, in the windows of the run."""
+        agent, rules, found = self._agent, self._rules, await self._store.run(self._run)
+        own = compute_run_spending(found.usage, found.cost)
+        windows = await _load_windows(self._store, agent, found.created_at, rules, own)
+        return BudgetMeter(agent.policy.budget, windows, rules, self.reached)
 
     def _add_spent(self, usage: Usage, cost: Cost) -> tuple[Usage, Cost]:
         if self._spent is None:
             return usage, cost
         before, paid = self._spent
         return add_usage(before, usage), add_costs(paid, cost)
-
-
-def _to_event(mark: Mark) -> BudgetReached:
-    return BudgetReached(
-        mark.limit, mark.unit, mark.allowed, mark.spent, mark.percent, mark.unknown_runs
-    )
 
 
 def find_spent(reached: Iterable[BudgetReached]) -> list[BudgetReached]:
@@ -169,30 +175,25 @@ def build_budget_question(run: RunId, reached: Sequence[BudgetReached]) -> Appro
     return ApprovalRequested(f"{BUDGET}-{run}", None, BUDGET, asked, about="budget")
 
 
-async def load_budget_meter(
-    store: Store, agent: Agent, run: RunId, rules: BudgetRules, reported: Iterable[BudgetReached]
-) -> BudgetMeter:
-    """A meter that starts with what the agent has spent before, in the windows of the run."""
-    found = await store.run(run)
-    own = compute_run_spending(found.usage, found.cost)
-    windows = await _load_windows(store, agent, found.created_at, rules, own)
-    return BudgetMeter(agent.policy.budget, windows, rules, reported)
-
-
-async def extend_budget(
+async def compute_extensions(
     store: Store, agent: Agent, rules: BudgetRules, now: datetime
-) -> tuple[BudgetExtension, ...]:
-    """Allow every spent limit once more. Calling it twice allows no more than calling it once."""
-    extended, budget = [], agent.policy.budget
+) -> dict[str, BudgetExtension]:
+    """What allows every spent limit once more, by the key under which it is stored."""
+    extended: dict[str, BudgetExtension] = {}
+    budget = agent.policy.budget
     for mark in find_marks(
         budget, await _load_windows(store, agent, now, rules, Spending()), Spending(), rules
     ):
         allowed = compute_extension(mark, budget)
         if allowed is not None:
             key = _build_key(agent.id, mark.limit, mark.unit, mark.since)
-            await store.put(key, msgspec.json.encode(allowed))
-            extended.append(BudgetExtension(mark.limit, mark.unit, allowed))
-    return tuple(extended)
+            extended[key] = BudgetExtension(mark.limit, mark.unit, allowed)
+    return extended
+
+
+def encode_extensions(extended: Mapping[str, BudgetExtension]) -> dict[str, bytes]:
+    """The values to store, by their keys."""
+    return {key: msgspec.json.encode(each.allowed) for key, each in extended.items()}
 
 
 async def _load_windows(
@@ -203,7 +204,8 @@ async def _load_windows(
     for limit in agent.policy.budget.limits:
         if limit != "run":
             since = find_window_start(limit, at, rules.zone)
-            total = compute_total_spending(await store.usage(agent=agent.id, since=since))
+            usage = await store.usage("provider", agent=agent.id, since=since)
+            total = compute_total_spending(add_up(usage.values()))
             windows[limit] = Window(
                 since, total - except_for, await _load_extensions(store, agent, limit, since)
             )

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, get_args
 
 import msgspec
-from msgspec import Struct
 
 from steadyrun.dialect import Ability, Image
 from steadyrun.errors import InvalidUsage
-from steadyrun.model.event import JsonObject
 from steadyrun.model.policy import Mode, check_tools
+from steadyrun.model.quotation import quote
 from steadyrun.model.run import Metadata
 from steadyrun.model.text import Problem, encode_utf8, suggest
 from steadyrun.model.validation import check_count, check_dollars, check_timeout, check_variable
@@ -27,30 +26,17 @@ class RunOptions(TypedDict, total=False):
     tools: Sequence[str]
     system: str
     resume: str
+    # Whether a new conversation may take the place of one that does not exist any more.
     or_fresh: bool
     max_turns: int
     max_cost_usd: float
     schema: dict[str, Any]
     images: Sequence[Image]
     timeout_seconds: float
-    metadata: Metadata
-    # Variables in addition to the configured ones, or in their place.
-    env: Mapping[str, str]
-
-
-class RunRequest(Struct, frozen=True):
-    """What a caller asks of a provider for one direct run, beyond the text of the item."""
-
-    resume: str | None = None
-    # Whether a new conversation may take the place of one that does not exist any more.
-    or_fresh: bool = False
-    images: tuple[Image, ...] = ()
-    schema: JsonObject | None = None
-    wall_seconds: float | None = None
     # Stored with the run, for the caller.
-    metadata: Metadata = {}
-    # Added to the environment of its process, and stored nowhere.
-    env: Mapping[str, str] = {}
+    metadata: Metadata
+    # Variables in addition to the configured ones, or in their place. They are stored nowhere.
+    env: Mapping[str, str]
 
 
 NEEDS: Mapping[str, Ability] = {
@@ -63,7 +49,7 @@ def validate_options(options: RunOptions) -> None:
     """Raise `InvalidUsage` for the first option that is wrong."""
     for name, value in options.items():
         if name not in _CHECKS:
-            raise InvalidUsage(f"unknown option {name[:80]!r}", hint=suggest(name, _CHECKS))
+            raise InvalidUsage(f"unknown option {quote(name)}", hint=suggest(name, _CHECKS))
         flaw = _CHECKS[name](value)
         if flaw:
             raise InvalidUsage(f"{name}: {flaw.problem}", hint=flaw.hint)
@@ -78,7 +64,7 @@ def _check_mode(value: object) -> Problem | None:
     known = get_args(Mode)
     if value in known:
         return None
-    return Problem(f"unknown mode {repr(value)[:80]}", suggest(str(value), known))
+    return Problem(f"unknown mode {quote(value)}", suggest(str(value), known))
 
 
 def _check_text(value: object) -> Problem | None:
@@ -120,7 +106,7 @@ def _check_env(env: object) -> Problem | None:
         if flaw is None and "\0" in value:
             flaw = Problem("must not contain a NUL character")
         if flaw:
-            return Problem(f"{repr(name)[:80]} {flaw.problem}", flaw.hint)
+            return Problem(f"{quote(name)} {flaw.problem}", flaw.hint)
     return None
 
 
@@ -141,7 +127,7 @@ def _is_list_of(value: object, kind: type) -> bool:
 def _build_problem(
     what: str, found: object, *, hint: str = "Leave it out if there is none."
 ) -> Problem:
-    return Problem(f"expected {what}, found {repr(found)[:80]}", hint)
+    return Problem(f"expected {what}, found {quote(found)}", hint)
 
 
 _CHECKS: Mapping[str, Callable[[object], Problem | None]] = {

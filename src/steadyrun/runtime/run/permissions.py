@@ -13,13 +13,13 @@ from steadyrun.model.policy import Permissions, Rights, compute_rights, find_bre
 
 
 def apply_permissions(
-    drivers: Launcher, agent: Agent, file: Permissions | None = None, *, one_shot: bool = False
+    launcher: Launcher, agent: Agent, file: Permissions | None = None, *, one_shot: bool = False
 ) -> tuple[Agent, tuple[str, ...]]:
     """The agent with the policy that its provider enforces, and notes about it. Raises
     `AbilityMissing` if the provider cannot enforce it."""
     wanted = compute_rights(agent.policy, file)
     kept = require_enforced(
-        agent.provider, drivers.enforce(agent.provider, wanted, one_shot=one_shot)
+        agent.provider, launcher.enforce(agent.provider, wanted, one_shot=one_shot)
     )
     policy = replace(
         agent.policy, mode=kept.mode, tier=None, allowed_tools=wanted.tools, deny=wanted.deny

@@ -1,4 +1,4 @@
-"""Turns the options of a caller into the agent and the request of a direct run.
+"""Builds the agent of a direct run from the options of a caller.
 
 Every check happens before the run is stored: an option that cannot be met is a named error.
 """
@@ -13,7 +13,7 @@ from steadyrun.model.ids import RunId
 from steadyrun.model.policy import Policy, compute_rights
 from steadyrun.model.text import encode_utf8
 from steadyrun.runtime.deps import Deps
-from steadyrun.runtime.run.options import NEEDS, RunOptions, RunRequest
+from steadyrun.runtime.run.options import NEEDS, RunOptions
 from steadyrun.runtime.run.permissions import apply_permissions, require_enforced
 
 # As JSON. A keeper accepts frames of 64 MB, and a frame contains more than the message.
@@ -27,10 +27,10 @@ def validate_prompt(text: str) -> None:
         raise MessageTooLong(found=size, most=_LONGEST_BYTES)
 
 
-async def build_direct_run(
+async def build_direct_agent(
     deps: Deps, run: RunId, provider: str, home: str, options: RunOptions, role: str | None = None
-) -> tuple[Agent, RunRequest]:
-    """Build the agent of a direct run, which is named like the run, and its request."""
+) -> Agent:
+    """Build the agent of a direct run, which is named like the run."""
     options = await _with_model(deps, provider, home, options)
     _check_abilities(deps, provider, options)
     agent = _build_agent(deps, run, provider, home, options)
@@ -39,15 +39,14 @@ async def build_direct_run(
     if role is not None:
         agent = replace(agent, role=role)
         await _check_role(deps, agent)
-    return agent, _build_request(options)
+    return agent
 
 
 async def _with_model(deps: Deps, provider: str, home: str, options: RunOptions) -> RunOptions:
     """Add the model of the conversation to resume, or else the model of the configuration, unless
     the caller names one."""
-    models = [await _find_conversation_model(deps, provider, home, options)]
-    models.append(deps.launcher.find_model(provider))
-    model = next((model for model in models if model is not None), None)
+    model = await _find_conversation_model(deps, provider, home, options)
+    model = model or deps.launcher.find_model(provider)
     return options if model is None else {**options, "model": options.get("model", model)}
 
 
@@ -56,7 +55,8 @@ async def _find_conversation_model(
 ) -> str | None:
     """Find the model of the conversation to resume, which must belong to this directory."""
     resume = options.get("resume")
-    token = await deps.store.token(provider, resume) if resume else None
+    sessions = await deps.store.sessions(provider=provider, token=resume) if resume else {}
+    token = sessions[provider].current if provider in sessions else None
     if token is None:
         return None
     if token.cwd != home and not options.get("or_fresh"):
@@ -101,16 +101,4 @@ def _build_agent(deps: Deps, run: RunId, provider: str, home: str, options: RunO
         options.get("system"),
         options.get("max_turns"),
         is_direct=True,
-    )
-
-
-def _build_request(options: RunOptions) -> RunRequest:
-    return RunRequest(
-        resume=options.get("resume"),
-        or_fresh=options.get("or_fresh", False),
-        images=tuple(options.get("images", ())),
-        schema=options.get("schema"),
-        wall_seconds=options.get("timeout_seconds"),
-        metadata=options.get("metadata", {}),
-        env=options.get("env", {}),
     )

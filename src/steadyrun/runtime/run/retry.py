@@ -3,9 +3,10 @@ once more.
 
     how the run ended                               run again, at most      at its own cost
     ended by itself, a limit, a gate, a person      never                   -
+    its provider could not be started               never: the item waits   -
     crash, stall, keeper lost, orphaned             3 times                 yes
       ... before the turn was sent                  3 times more            no
-    hang, journal full                              once each               no
+    hang, journal full, out of memory               once each               no
     its conversation is missing or damaged          once, in a new one      no
 
 An item is run again only where that can do nothing twice, or where its `on_lost` allows it: with
@@ -19,14 +20,15 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.dialect import RESUME_NOT_FOUND
-from steadyrun.errors import KeeperFailed
+from steadyrun.dialect import OUT_OF_MEMORY, RESUME_NOT_FOUND
+from steadyrun.errors import JournalPoisoned
+from steadyrun.model.event import ErrorFact
 from steadyrun.model.item import Item
-from steadyrun.model.run import Metadata, Run, StopReason
+from steadyrun.model.run import Finished, Metadata, Run, StopReason
 
 Why = Literal[
     "crash", "stall", "keeper_lost", "orphaned", "machine_lost", "hang", "journal_full",
-    "conversation",
+    "memory", "conversation",
 ]  # fmt: skip
 
 # The error code of a conversation that its provider has refused twice in a row.
@@ -49,12 +51,12 @@ _BY_REASON: Mapping[StopReason, Why] = {
 _BY_CODE: Mapping[str, Why] = {
     "exited": "crash",
     "start_failed": "crash",
-    KeeperFailed.code: "crash",
+    OUT_OF_MEMORY: "memory",
     RESUME_NOT_FOUND: "conversation",
     "resume_corrupt": "conversation",
     CONVERSATION_CORRUPT: "conversation",
 }
-_ONCE: frozenset[str] = frozenset({"hang", "journal_full", "conversation"})
+_ONCE: frozenset[str] = frozenset({"hang", "journal_full", "memory", "conversation"})
 _OF_THE_CLI: frozenset[Why] = frozenset({"crash", "stall"})
 
 
@@ -93,15 +95,31 @@ def is_refused(run: Run) -> bool:
 
 
 def with_corruption(run: Run, before: Run | None) -> Run:
-    """The run, marked as failed by a corrupt conversation if the run before says so. One refused
-    request may be wrong; if two in a row are refused, of two items in one conversation, then the
-    conversation is corrupt."""
+    """The run, marked as failed by a corrupt conversation if the previous run shows that.
+
+    One refused request may be wrong; if two in a row are refused, of two items in one conversation,
+    then the conversation is corrupt.
+    """
     if before is None or before.item == run.item or not (is_refused(run) and is_refused(before)):
         return run
     if before.resume_token != run.resume_token:
         return run
     assert run.error
     return replace(run, error=replace(run.error, code=CONVERSATION_CORRUPT))
+
+
+def with_poison(ended: Finished, before: Run) -> Finished:
+    """The end of a run; it is poisoned if the kernel has killed the CLI of its item a second time
+    for lack of memory. `before` is the run before its end."""
+    if (
+        ended.error is None
+        or ended.error.code != OUT_OF_MEMORY
+        or "memory" not in _read_free(before)
+    ):
+        return ended
+    hint = "The process is set aside, its files are kept. Retry the item: steadyrun retry"
+    why = "the kernel killed the process of this item twice: the machine had no memory left"
+    return replace(ended, error=ErrorFact(JournalPoisoned.code, why, hint, retryable=True))
 
 
 def build_metadata(retry: RetryDecision, attempt: int) -> Metadata:

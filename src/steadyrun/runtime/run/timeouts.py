@@ -1,14 +1,15 @@
 """Decides when a run has waited too long. No I/O: everything is computed from clock readings.
 
-`RunTimer` owns the times of one run and says which timeouts are due. Its caller carries them out.
+`RunTimer` has the times of one run and finds the timeouts that are due. Its caller carries them
+out.
 """
 
 import math
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from typing import Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from steadyrun.lib.clock import Clock
 from steadyrun.model.event import (
@@ -23,30 +24,28 @@ from steadyrun.model.run import StopReason
 
 
 class Timeouts(Struct, frozen=True):
-    """The limits of a run in seconds; None or 0 is without limit."""
+    """The timeouts of runs, as in the table `clocks` of the configuration; 0 means no limit."""
 
-    # From the start of the run to its end, without the time in which a person was asked.
-    wall: float | None = None
     # Without output of the provider.
-    idle: float | None = 30 * 60.0
+    idle_seconds: float = 1800.0
     # The same for a process that serves one turn only.
-    stall: float | None = 120.0
+    stall_seconds: float = 120.0
     # From the input to the first output of an answer.
-    hang: float | None = 60.0
+    hang_seconds: float = 60.0
     # Silence that is worth a warning.
-    warning: float | None = 60.0
-    # From the polite request to end a turn to the end of its process.
-    interrupt: float | None = 10.0
+    warning_seconds: float = 60.0
+    # From the request to end a turn to the end of its process.
+    interrupt_seconds: float = 10.0
     # From the end of its input to the end of a process.
-    close: float | None = 10.0
+    close_seconds: float = 10.0
     # From the end of a turn to the end of what was offered to it.
-    offer: float | None = 30.0
+    offer_seconds: float = 30.0
     # From a question to the answer of a person.
-    approval: float | None = 600.0
+    approval_seconds: float = 600.0
 
 
 class Activity(Struct, frozen=True):
-    """The signs of life of a run, in seconds of the monotonic clock."""
+    """The state of a run that its deadlines depend on, in seconds of the monotonic clock."""
 
     started_at: float
     # When the turn was sent; None before that.
@@ -57,8 +56,8 @@ class Activity(Struct, frozen=True):
     # The run waits for a person, a tool, a follow-up or a time that its provider has announced:
     # then silence means nothing.
     is_waiting: bool = False
-    # The run waits for a person: that time is not its own.
-    is_asking: bool = False
+    # When the run has to be done; None if there is no such limit, or while a person is asked.
+    wall_at: float | None = None
     is_one_shot: bool = False
     is_warned: bool = False
 
@@ -90,7 +89,7 @@ class StopForTimeout(Struct, frozen=True):
     """The run has taken too long."""
 
     reason: StopReason
-    why: str | None
+    why: str
 
 
 class WarnOfStall(Struct, frozen=True):
@@ -113,6 +112,8 @@ class RunTimer:
         # The open questions to a person, and since when; infinite once they were denied.
         self.approvals: dict[str, float] = {}
         self._timeouts, self._clock = timeouts, clock
+        # From the start of the run to its end, without the time in which a person was asked.
+        self._wall_seconds: float | None = None
         self._started_at = clock.monotonic()
         # Since when at least one question is open.
         self._asked_at = 0.0
@@ -125,30 +126,31 @@ class RunTimer:
         self._resumed_at = 0.0
         # No timeout can be due before: output only makes them later.
         self._next_check = 0.0
-        # Another holder has started the run; whether its record was read for past questions.
-        self._is_adopted, self._has_past = is_adopted, not is_adopted
+        # "own": started here. "adopted": started by another holder; the time of its past approvals
+        # is not subtracted yet. "loaded": it is subtracted.
+        self._start: Literal["own", "adopted", "loaded"] = "adopted" if is_adopted else "own"
 
     def set_wall(self, seconds: float | None) -> None:
-        self._timeouts = replace(self._timeouts, wall=seconds)
+        self._wall_seconds = seconds
 
     def set_passed(self, seconds: float) -> None:
-        """So much time had passed when the run was taken over."""
+        """Set the time that had passed when the run was taken over."""
         self._started_at = self._clock.monotonic() - max(0.0, seconds)
 
     def start_sending(self) -> None:
         """The turn is about to be sent: an answer is due from here on. In an adopted run that is
         the case only if the turn really is sent."""
-        self._sent_at = None if self._is_adopted else self._clock.monotonic()
+        self._sent_at = self._clock.monotonic() if self._start == "own" else None
         self._next_check = 0.0
 
     def finish_sending(self, *, was_sent: bool) -> None:
         """`was_sent`: the turn was sent now, and not by an earlier holder."""
-        if was_sent or not self._is_adopted:
+        if was_sent or self._start == "own":
             self._sent_at = self._clock.monotonic()
             self._next_check = 0.0
 
     def note(self, event: Event | Foreign) -> None:
-        """Take over what an event says about time."""
+        """Apply an event to the times of the run."""
         match event:
             case ApprovalRequested(about="tool"):
                 self._open_question(event.approval)
@@ -162,10 +164,10 @@ class RunTimer:
 
     def load_questions(self, seen: Iterable[Emitted]) -> None:
         """Take out the time of past questions, once, for a run that another holder has started."""
-        if not self._has_past:
+        if self._start == "adopted":
             asked = count_asked_seconds(seen, self._clock.now())
             self._started_at = min(self._clock.monotonic(), self._started_at + asked)
-            self._has_past = True
+            self._start = "loaded"
 
     def add_downtime(self, seconds: float) -> None:
         """This process was suspended: that silence and that time do not count."""
@@ -189,7 +191,7 @@ class RunTimer:
     ) -> Iterator[TimeoutAction]:
         """The timeouts that have passed. A run that ends anyway (`is_stopping`) has only the
         timeouts of its questions."""
-        limit = self._timeouts.approval or math.inf
+        limit = self._timeouts.approval_seconds or math.inf
         for name, asked_at in list(self.approvals.items()):
             if now > asked_at + limit:
                 self.approvals[name] = math.inf
@@ -203,23 +205,33 @@ class RunTimer:
             # An answer or the end of a tool may come at any time, and start a timeout.
             self._next_check = 0.0 if activity.is_waiting else deadline.at
         elif deadline.reason:
-            why = explain_timeout(deadline.reason, self._timeouts, silent)
-            yield StopForTimeout(deadline.reason, why)
+            yield StopForTimeout(deadline.reason, self._explain(deadline.reason, silent))
         else:
             self._warned_of = process.output_at
             yield WarnOfStall(round(silent * 1000))
 
     def _build_activity(self, now: float, process: ProcessActivity) -> Activity:
+        wall = self._wall_seconds
         return Activity(
             self._started_at,
             self._sent_at,
             process.output_at,
             max(process.input_at, self._resumed_at),
             is_waiting=process.is_busy or bool(self.approvals) or now < self._retries_at,
-            is_asking=bool(self.approvals),
+            wall_at=None if self.approvals or not wall else self._started_at + wall,
             is_one_shot=process.is_one_shot,
             is_warned=self._warned_of == process.output_at,
         )
+
+    def _explain(self, reason: StopReason, silent_seconds: float) -> str:
+        """The error message of a run that is stopped by a timeout."""
+        silent = f"no output for {round(silent_seconds * 1000)}ms"
+        if reason == "wall_timeout":
+            return f"the run was not done after {self._wall_seconds:g} s"
+        return {
+            "stall": f"stream stall: {silent}",
+            "hang": f"{silent} after the turn was sent",
+        }.get(reason, silent)
 
     def _open_question(self, approval: str) -> None:
         now = self._clock.monotonic()
@@ -233,42 +245,26 @@ class RunTimer:
 
 def next_deadline(timeouts: Timeouts, activity: Activity) -> Deadline | None:
     """The first deadline, if there is no more output."""
-    wall = timeouts.wall if not activity.is_asking else None
-    deadlines = [Deadline(activity.started_at + wall, "wall_timeout")] if wall else []
+    wall_at = activity.wall_at
+    deadlines = [] if wall_at is None else [Deadline(wall_at, "wall_timeout")]
     if not activity.is_waiting:
-        deadlines += _silence_deadlines(timeouts, activity)
+        deadlines += _list_silence_deadlines(timeouts, activity)
     return min(deadlines, key=lambda deadline: deadline.at, default=None)
 
 
-def _silence_deadlines(timeouts: Timeouts, activity: Activity) -> list[Deadline]:
+def _list_silence_deadlines(timeouts: Timeouts, activity: Activity) -> list[Deadline]:
     since = max(activity.output_at, activity.input_at, activity.sent_at or activity.started_at)
     has_answered = activity.sent_at is None or activity.output_at > activity.sent_at
     deadlines = []
-    if timeouts.hang and not has_answered:
-        deadlines.append(Deadline(since + timeouts.hang, "hang"))
-    if timeouts.stall and activity.is_one_shot:
-        deadlines.append(Deadline(since + timeouts.stall, "stall"))
-    if timeouts.idle:
-        deadlines.append(Deadline(since + timeouts.idle, "idle_timeout"))
-    if timeouts.warning and not activity.is_warned:
-        deadlines.append(Deadline(since + timeouts.warning, None))
+    if timeouts.hang_seconds and not has_answered:
+        deadlines.append(Deadline(since + timeouts.hang_seconds, "hang"))
+    if timeouts.stall_seconds and activity.is_one_shot:
+        deadlines.append(Deadline(since + timeouts.stall_seconds, "stall"))
+    if timeouts.idle_seconds:
+        deadlines.append(Deadline(since + timeouts.idle_seconds, "idle_timeout"))
+    if timeouts.warning_seconds and not activity.is_warned:
+        deadlines.append(Deadline(since + timeouts.warning_seconds, None))
     return deadlines
-
-
-def explain_timeout(reason: StopReason, timeouts: Timeouts, silent_seconds: float) -> str | None:
-    """The error message of a run that was stopped by a timeout."""
-    silent = f"{round(silent_seconds * 1000)}ms"
-    match reason:
-        case "wall_timeout":
-            return f"the run was not done after {timeouts.wall:g} s"
-        case "idle_timeout":
-            return f"no output for {silent}"
-        case "stall":
-            return f"stream stall: no output for {silent}"
-        case "hang":
-            return f"no output for {silent} after the turn was sent"
-        case _:
-            return None
 
 
 def count_asked_seconds(seen: Iterable[Emitted], now: datetime) -> float:

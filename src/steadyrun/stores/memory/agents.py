@@ -2,11 +2,10 @@
 
 from msgspec.structs import replace
 
-from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Lease
-from steadyrun.model.session import ResumeToken, Session
+from steadyrun.model.session import Session
 from steadyrun.store import Lane
 from steadyrun.stores import rules
 from steadyrun.stores.memory import approvals, tables
@@ -22,37 +21,40 @@ class MemoryAgents(MemoryBase):
 
     async def set_agent(self, agent: Agent, *, was: Agent) -> None:
         with self._begin_transaction([agent.id]) as t:
-            stored = rules.require_present(t.agents.get(agent.id), agent.id)
-            rules.require_unchanged(stored, agent, was)
-            tables.require_free_name(t, agent)
-            t.agents[agent.id] = agent
+            tables.replace_agent(t, agent, was)
 
     async def remove_agent(self, agent: AgentId) -> None:
         with self._begin_transaction([agent]) as t:
             stored = rules.require_present(t.agents.get(agent), agent)
             rules.require_idle(stored, tables.find_lane(t, agent))
-            approvals.withdraw_of_agent(t, agent)
+            approvals.withdraw_for_agent(t, agent)
             t.agents[agent] = replace(stored, removed_at=self._clock.now())
             del t.lanes[agent]
 
     async def agent(self, name: str) -> Agent:
-        for agent in self._tables.agents.values():
-            if name == agent.id or (name == agent.name and agent.removed_at is None):
-                return agent
-        raise NotFound("agent", name)
+        agents = self._tables.agents.values()
+        found = (a for a in agents if name == a.id or (name == a.name and a.removed_at is None))
+        return rules.require_found(next(found, None), "agent", name)
 
     async def agents(self) -> list[Agent]:
         agents = self._tables.agents.values()
         lasting = [a for a in agents if not a.is_direct and a.removed_at is None]
         return sorted(lasting, key=lambda a: a.name)
 
-    async def session(self, agent: AgentId, provider: str) -> Session | None:
-        return self._tables.sessions.get((agent, provider))
-
-    async def token(self, provider: str, token: str) -> ResumeToken | None:
-        sessions = sorted(self._tables.sessions.items(), reverse=True)
-        current = [each.current for (_, name), each in sessions if name == provider]
-        return next((each for each in current if each and each.token == token), None)
+    async def sessions(
+        self,
+        agent: AgentId | None = None,
+        *,
+        provider: str | None = None,
+        token: str | None = None,
+    ) -> dict[str, Session]:
+        return {
+            name: session
+            for (owner, name), session in sorted(self._tables.sessions.items())
+            if agent in {None, owner}
+            and provider in {None, name}
+            and (token is None or (session.current and session.current.token == token))
+        }
 
     async def retire_token(self, lease: Lease, provider: str, reason: str) -> None:
         with self._begin_transaction([lease.agent]) as t:
@@ -65,10 +67,6 @@ class MemoryAgents(MemoryBase):
     async def lane(self, agent: AgentId) -> Lane:
         return tables.find_lane(self._tables, agent)
 
-    async def pause(self, agent: AgentId) -> None:
+    async def set_paused(self, agent: AgentId, *, is_paused: bool) -> None:
         with self._begin_transaction([agent]) as t:
-            approvals.pause(t, agent)
-
-    async def resume(self, agent: AgentId) -> None:
-        with self._begin_transaction([agent]) as t:
-            tables.set_paused(t, agent, is_paused=False)
+            approvals.set_paused(t, agent, is_paused=is_paused)

@@ -1,10 +1,10 @@
 """Approvals of the reference store. An approval changes in the same step as its cause."""
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from msgspec.structs import replace
 
-from steadyrun.errors import NotFound
 from steadyrun.model.approval import (
     UNSETTLED,
     Approval,
@@ -14,10 +14,12 @@ from steadyrun.model.approval import (
     choose_status,
 )
 from steadyrun.model.batch import Batch
-from steadyrun.model.event import ApprovalRequested, ApprovalResolved
+from steadyrun.model.event import ApprovalRequested, ApprovalResolved, ErrorFact
 from steadyrun.model.ids import AgentId, ApprovalId, RunId
+from steadyrun.store import AnswerEffects
 from steadyrun.stores import rules
-from steadyrun.stores.memory.tables import Placed, Tables, find_lane, set_paused
+from steadyrun.stores.memory import tables
+from steadyrun.stores.memory.tables import Placed, Tables
 
 
 def record(t: Tables, agent: AgentId, batch: Batch, placed: Iterable[Placed]) -> None:
@@ -38,15 +40,15 @@ def _ask(t: Tables, approval: Approval) -> None:
     if approval.about == "budget":
         agent = approval.agent
         unsettled = _list_budget_questions(t, agent)
-        approval = rules.ask_for_budget(approval, find_lane(t, agent), unsettled)
-        set_paused(t, agent, is_paused=True)
+        approval = rules.ask_for_budget(approval, tables.find_lane(t, agent), unsettled)
+        tables.set_paused(t, agent, is_paused=True)
     t.approvals.setdefault(approval.id, approval)
 
 
-def pause(t: Tables, agent: AgentId) -> None:
-    """Pause by hand: an answer that allows more budget does not lift this pause."""
-    set_paused(t, agent, is_paused=True)
-    for question in _list_budget_questions(t, agent):
+def set_paused(t: Tables, agent: AgentId, *, is_paused: bool) -> None:
+    """Pause or resume by hand: an answer that allows more budget does not lift such a pause."""
+    tables.set_paused(t, agent, is_paused=is_paused)
+    for question in _list_budget_questions(t, agent) if is_paused else ():
         t.approvals[question.id] = replace(question, is_paused_besides=True)
 
 
@@ -56,12 +58,12 @@ def _list_budget_questions(t: Tables, agent: AgentId) -> list[Approval]:
     return [each for each in found if each.about == "budget" and each.status in UNSETTLED]
 
 
-def withdraw_of_run(t: Tables, run: RunId) -> None:
+def withdraw_for_run(t: Tables, run: RunId) -> None:
     """Withdraw the unsettled questions about tools of a run that has ended."""
     _withdraw(t, [a for a in t.approvals.values() if a.run == run and a.about == "tool"])
 
 
-def withdraw_of_agent(t: Tables, agent: AgentId) -> None:
+def withdraw_for_agent(t: Tables, agent: AgentId) -> None:
     """Withdraw all unsettled questions of an agent that is removed."""
     _withdraw(t, [a for a in t.approvals.values() if a.agent == agent])
 
@@ -73,14 +75,21 @@ def _withdraw(t: Tables, approvals: Iterable[Approval]) -> None:
 
 
 def find_approval(t: Tables, approval: ApprovalId) -> Approval:
-    if approval not in t.approvals:
-        raise NotFound("approval", approval)
-    return t.approvals[approval]
+    return rules.require_found(t.approvals.get(approval), "approval", approval)
 
 
 def answer(t: Tables, approval: ApprovalId, given: ApprovalAnswer) -> Approval:
     answered = rules.answer_approval(find_approval(t, approval), given)
     if answered is not t.approvals[approval] and rules.is_lane_resumed(answered):
-        set_paused(t, answered.agent, is_paused=False)
+        tables.set_paused(t, answered.agent, is_paused=False)
     t.approvals[approval] = answered
     return answered
+
+
+def apply_effects(t: Tables, effects: AnswerEffects, why: ErrorFact | None, now: datetime) -> None:
+    """Change what an answer changes; a cancelled item is cancelled for this reason."""
+    t.kv.update(effects.values)
+    if effects.agent:
+        tables.replace_agent(t, *effects.agent)
+    if effects.cancels:
+        tables.cancel_item(t, effects.cancels, why, now)

@@ -27,7 +27,7 @@ from steadyrun.model.run import (
 from steadyrun.model.secret import Scrubber
 from steadyrun.stores import rules
 from steadyrun.stores.memory import approvals, tables
-from steadyrun.stores.memory.gates import GateKeeper
+from steadyrun.stores.memory.gates import MemoryGateUpdater
 from steadyrun.stores.memory.tables import Placed, Tables
 
 
@@ -52,23 +52,24 @@ class MemoryBase:
         self._clock = clock
         self._ids = ids or Ids(clock.now)
         self._scrubber = scrubber or Scrubber()
-        self._gates = GateKeeper(self._scrubber, rules or GateRules(), self.accounts)
+        self._gates = MemoryGateUpdater(self._scrubber, rules or GateRules(), self.accounts)
         self._machine = machine
 
     @contextmanager
     def _begin_transaction(self, agents: Iterable[AgentId]) -> Iterator[Tables]:
         copy = self._tables.copy()
         yield copy
-        self._tables.become(copy)
+        self._tables.replace_by(copy)
         self.hints.notify(agents)
 
     def _change(self, t: Tables, run: RunId, change: RunChange) -> Run:
         """Take one step of the reducer; row, events and their effects."""
         before = t.runs.get(run)
         after = step(before, set_account(change, self.accounts))
-        events = build_status_events(before, after)
         if after is not before:
-            after = scrub_run(add_counts(after, len(events), 0), self._scrubber)
+            after = scrub_run(after, self._scrubber)
+            events = build_status_events(before, after)
+            after = add_counts(after, len(events), 0)
             t.runs[after.id] = after
             self._place(t, after.agent, after.id, None, events)
             if before is None:
@@ -78,7 +79,7 @@ class MemoryBase:
         return after
 
     def _end(self, t: Tables, run: Run) -> None:
-        approvals.withdraw_of_run(t, run.id)
+        approvals.withdraw_for_run(t, run.id)
         if run.stop_reason == "budget":
             tables.set_paused(t, run.agent, is_paused=True)
         self._gates.on_run_ended(t, run)
@@ -106,9 +107,10 @@ class MemoryBase:
         if fresh.token:
             key = lease.agent, process.provider
             t.sessions[key] = rules.bind_token(t.sessions.get(key), process.provider, fresh.token)
-        new = t.events[count:]
+        # The event of a gate belongs to no agent and is not published with the others.
+        new = [each for each in t.events[count:] if each.agent is not None]
         last_seq = t.lanes[lease.agent].event_seq
-        return AppendResult(len(new), last_seq, len(t.events), self._to_rows(new))
+        return AppendResult(len(new), last_seq, tables.find_next_cursor(t) - 1, self._to_rows(new))
 
     def _to_rows(self, placed: Sequence[Placed]) -> tuple[StoredRow, ...]:
         """One row for consecutive events of one run."""
@@ -143,7 +145,7 @@ class MemoryBase:
         for emitted in decode_events(encode_events(events, self._scrubber)):
             lane = replace(lane, event_seq=lane.event_seq + 1)
             name = make_event_id(process, emitted.place, emitted.n)
-            cursor = len(t.events) + 1
+            cursor = tables.find_next_cursor(t)
             t.events.append(Placed(cursor, lane.event_seq, agent, run, name, emitted))
         t.lanes[agent] = lane
 

@@ -15,6 +15,7 @@ from steadyrun.model.gate import (
     GateReport,
     GateRules,
     Limited,
+    NotLaunched,
     UnavailableProviders,
     build_gate_event,
     find_account,
@@ -25,11 +26,11 @@ from steadyrun.model.gate import (
 )
 from steadyrun.model.run import Run
 from steadyrun.model.secret import Scrubber
-from steadyrun.stores.memory.tables import Placed, Tables
+from steadyrun.stores.memory.tables import Placed, Tables, find_next_cursor
 
 
-class GateKeeper(NamedTuple):
-    """Reports news to gates."""
+class MemoryGateUpdater(NamedTuple):
+    """Updates the gates of the reference store."""
 
     scrubber: Scrubber
     rules: GateRules
@@ -39,7 +40,7 @@ class GateKeeper(NamedTuple):
         found = sorted(t.gates.items())
         return [gate for key, gate in found if is_present_account(*key, self.accounts)]
 
-    def find_shut(
+    def find_unavailable(
         self, t: Tables, now: datetime, excluded: Collection[str] = ()
     ) -> UnavailableProviders:
         closed, suspect = find_unavailable_providers(self.list_present(t), now)
@@ -60,7 +61,7 @@ class GateKeeper(NamedTuple):
     def on_run_ended(self, t: Tables, run: Run) -> None:
         assert run.ended_at
         news, gate = report_run_end(run), t.gates.get((run.provider, run.account))
-        if gate is None and isinstance(news, Limited):
+        if gate is None and isinstance(news, Limited | NotLaunched):
             gate = Gate(run.provider, run.account)
         if gate:
             self._step(t, gate, news, run.ended_at)
@@ -72,7 +73,7 @@ class GateKeeper(NamedTuple):
             t.gates[after.provider, after.account] = after
         event = build_gate_event(before, after, now)
         if event:
-            cursor = len(t.events) + 1
+            cursor = find_next_cursor(t)
             body = encode_events([Emitted(f"gate:{cursor}", 0, now, event)], self.scrubber)
             [emitted] = decode_events(body)
             name = make_event_id(None, emitted.place, emitted.n)

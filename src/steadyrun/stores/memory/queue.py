@@ -33,11 +33,7 @@ class MemoryQueue(MemoryBase):
         now, why = self._clock.now(), build_cancel_fact(reason and self._scrubber.clean(reason))
         found = tables.find_item(self._tables, item)
         with self._begin_transaction([found.agent]) as t:
-            cancelled = rules.cancel_item(found, why, now)
-            tables.save_items(t, [cancelled])
-            if found.status == "queued":
-                tables.save_lane(t, rules.count_cancelled(t.lanes[found.agent], now))
-            return cancelled
+            return tables.cancel_item(t, item, why, now)
 
     async def item(self, item: ItemId) -> Item:
         return tables.find_item(self._tables, item)
@@ -122,13 +118,6 @@ class MemoryQueue(MemoryBase):
                 raise ChangeRefused("start_direct", found=found)
             return started[0]
 
-    async def start_unprompted(self, lease: Lease, message: Message) -> Claim:
-        now, new = self._clock.now(), self._ids.make_item()
-        with self._begin_transaction([lease.agent]) as t:
-            rules.require_warm(t.lanes.get(lease.agent), lease, "start_unprompted")
-            item = tables.accept_and_run(t, lease, message, new, now, "start_unprompted")
-            return Claim(lease.agent, lease.holder, lease.fence, item)
-
     async def release_lane(self, lease: Lease) -> None:
         with self._begin_transaction([lease.agent]) as t:
             lane = rules.require_warm(t.lanes.get(lease.agent), lease, "release_lane")
@@ -141,7 +130,7 @@ class MemoryQueue(MemoryBase):
         started: list[Started] = []
         while len(started) < limit:
             # One at a time: a gate may admit a single run.
-            shut = self._gates.find_shut(t, now, start.excluded)
+            shut = self._gates.find_unavailable(t, now, start.excluded)
             ready = tables.list_claimable(t, start.holder, agent, shut)
             if not ready:
                 break

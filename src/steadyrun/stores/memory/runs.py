@@ -1,5 +1,8 @@
 """Runs, processes and follow-ups of the reference store."""
 
+from collections.abc import Collection
+from datetime import datetime
+
 from msgspec.structs import replace
 
 from steadyrun.model.batch import Batch
@@ -7,7 +10,7 @@ from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Lease, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Run, RunChange
-from steadyrun.store import MAX_OFFER_BYTES, PendingRequests
+from steadyrun.store import MAX_OFFER_BYTES, OfferOutcome, PendingRequests
 from steadyrun.stores import rules
 from steadyrun.stores.memory import tables
 from steadyrun.stores.memory.base import MemoryBase
@@ -54,11 +57,11 @@ class MemoryRuns(MemoryBase):
             closed_at = found.closed_at or self._clock.now()
             t.processes[process] = replace(found, closed_at=closed_at)
 
-    async def process(self, process: ProcessId) -> Process:
-        return tables.find_process(self._tables, process)
-
-    async def open_processes(self, agent: AgentId | None = None) -> list[Process]:
-        return tables.list_open_processes(self._tables, agent)
+    async def processes(self, ids: Collection[ProcessId] | None = None) -> list[Process]:
+        if ids is None:
+            return tables.list_open_processes(self._tables)
+        stored = self._tables.processes
+        return [stored[process] for process in sorted(set(ids)) if process in stored]
 
     async def pending_requests(self, holder: HolderId) -> list[PendingRequests]:
         lanes = [lane for lane in self._tables.lanes.values() if lane.status == "held"]
@@ -81,38 +84,40 @@ class MemoryRuns(MemoryBase):
             tables.save_lane(t, rules.count_started(lane, len(offers)))
             return offers
 
-    async def absorb(self, claim: Claim, item: ItemId) -> None:
-        with self._begin_transaction([claim.agent]) as t:
-            rules.require_held(t.lanes.get(claim.agent), claim)
-            main = _find_main(t, claim, "absorb")
-            offer = rules.require_offer(tables.find_item(t, item), claim)
-            tables.save_items(t, [rules.absorb_item(offer, main)])
-
-    async def return_offer(self, claim: Claim, item: ItemId) -> None:
+    async def close_offer(self, claim: Claim, item: ItemId, outcome: OfferOutcome) -> None:
         with self._begin_transaction([claim.agent]) as t:
             lane = rules.require_held(t.lanes.get(claim.agent), claim)
             offer = rules.require_offer(tables.find_item(t, item), claim)
-            returned = rules.requeue_item(offer, self._clock.now())
-            tables.save_items(t, [returned])
-            tables.save_lane(t, rules.count_requeued(lane, [returned]))
-
-    async def continue_with(self, claim: Claim, to: ItemId | Message) -> Claim:
-        now, new = self._clock.now(), self._ids.make_item()
-        with self._begin_transaction([claim.agent]) as t:
-            rules.require_held(t.lanes.get(claim.agent), claim)
-            run = _find_ended_run(t, _find_main(t, claim, "continue_with"), "continue_with")
-            running = tables.list_items(t, claim.agent, "running")
-            if isinstance(to, Message):
-                started = tables.accept_and_run(t, claim, to, new, now, "continue_with")
+            if outcome == "absorbed":
+                closed = rules.absorb_item(offer, _find_main(t, claim, "close_offer"))
             else:
-                offer = rules.require_offer(tables.find_item(t, to), claim)
-                started = tables.run_item(t, rules.start_item(offer, "own_turn", now))
-            ended = [
-                rules.settle_after_run(i, run, now) for i in running if i.delivery != "offered"
-            ]
-            tables.save_items(t, ended)
-            tables.save_lane(t, rules.count_requeued(t.lanes[claim.agent], ended))
-            return replace(claim, item=started)
+                closed = rules.requeue_item(offer, self._clock.now())
+            tables.save_items(t, [closed])
+            tables.save_lane(t, rules.count_requeued(lane, [closed]))
+
+    async def continue_with(self, lease: Lease, to: ItemId | Message) -> Claim:
+        now, new = self._clock.now(), self._ids.make_item()
+        with self._begin_transaction([lease.agent]) as t:
+            ended = self._end_for_next(t, lease, now)
+            if isinstance(to, Message):
+                started = tables.accept_unprompted(t, lease, to, new, now)
+            else:
+                offer = rules.require_offer(tables.find_item(t, to), lease)
+                started = rules.start_item(offer, "own_turn", now)
+            tables.save_items(t, [*ended, started])
+            tables.save_lane(t, rules.count_requeued(t.lanes[lease.agent], ended))
+            return Claim(lease.agent, lease.holder, lease.fence, started)
+
+    def _end_for_next(self, t: Tables, lease: Lease, now: datetime) -> list[Item]:
+        """The items that the run of the claim leaves behind, settled; none in a warm lane."""
+        lane = t.lanes.get(lease.agent)
+        if not isinstance(lease, Claim):
+            rules.require_warm(lane, lease, "continue_with")
+            return []
+        rules.require_held(lane, lease)
+        run = _find_ended_run(t, _find_main(t, lease, "continue_with"), "continue_with")
+        running = tables.list_items(t, lease.agent, "running")
+        return [rules.settle_after_run(i, run, now) for i in running if i.delivery != "offered"]
 
     async def retry(self, claim: Claim, *, spends: bool) -> Claim:
         now = self._clock.now()

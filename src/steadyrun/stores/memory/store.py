@@ -10,12 +10,13 @@ from steadyrun.model.batch import AppendResult, Batch
 from steadyrun.model.event import StoredEvent
 from steadyrun.model.gate import Gate, GateReport, is_present_account
 from steadyrun.model.ids import AgentId, ApprovalId, RunId
-from steadyrun.model.item import Lease
-from steadyrun.store import PAGE
+from steadyrun.model.item import Lease, build_cancel_fact
+from steadyrun.store import PAGE, AnswerEffects
 from steadyrun.stores import rules
 from steadyrun.stores.memory import approvals
 from steadyrun.stores.memory.agents import MemoryAgents
 from steadyrun.stores.memory.base import MemoryBase
+from steadyrun.stores.memory.maintenance import MemoryMaintenance
 from steadyrun.stores.memory.queue import MemoryQueue
 from steadyrun.stores.memory.runs import MemoryRuns
 from steadyrun.stores.memory.tables import Placed
@@ -64,13 +65,18 @@ class MemoryEvents(MemoryBase):
 class MemoryApprovals(MemoryBase):
     """The verbs of `ApprovalStore`."""
 
-    async def answer(self, approval: ApprovalId, answer: ApprovalAnswer) -> Approval:
+    async def answer(
+        self, approval: ApprovalId, answer: ApprovalAnswer, effects: AnswerEffects | None = None
+    ) -> Approval:
         clean = replace(answer, reason=self._scrubber.clean(answer.reason))
         with self._begin_transaction([]) as t:
             before = t.approvals.get(approval)
             answered = approvals.answer(t, approval, clean)
             if answered.about == "budget" and answered is not before:
                 self._place(t, answered.agent, None, None, [build_resolution(answered)])
+            if effects and answered is not before:
+                why = build_cancel_fact(clean.reason or None)
+                approvals.apply_effects(t, effects, why, self._clock.now())
         self.hints.notify([answered.agent])
         return answered
 
@@ -100,10 +106,10 @@ class MemoryGates(MemoryBase):
     """The verbs of `GateStore`."""
 
     async def update_gate(
-        self, provider: str, news: GateReport, *, account: str | None = None
+        self, provider: str, report: GateReport, *, account: str | None = None
     ) -> Gate:
         with self._begin_transaction([]) as t:
-            gate = self._gates.update(t, provider, account, news, self._clock.now())
+            gate = self._gates.update(t, provider, account, report, self._clock.now())
         self.hints.notify_all()
         return gate
 
@@ -113,7 +119,14 @@ class MemoryGates(MemoryBase):
 
 
 class MemoryStore(
-    MemoryAgents, MemoryQueue, MemoryRuns, MemoryEvents, MemoryApprovals, MemoryGates, MemoryViews
+    MemoryAgents,
+    MemoryQueue,
+    MemoryRuns,
+    MemoryEvents,
+    MemoryApprovals,
+    MemoryGates,
+    MemoryViews,
+    MemoryMaintenance,
 ):
     """The reference store. It never awaits inside a verb, so each verb is one step."""
 
@@ -123,6 +136,9 @@ class MemoryStore(
 
     async def get(self, key: str) -> bytes | None:
         return self._tables.kv.get(key)
+
+    def take_commit_seconds(self) -> float:
+        return 0.0
 
     async def close(self) -> None:
         """There is nothing to free."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from steadyrun.errors import HolderGone, NameTaken, NotFound
 from steadyrun.model.agent import Agent, choose_provider
 from steadyrun.model.approval import Approval
-from steadyrun.model.event import SNAPSHOT_KINDS, Emitted, EventId
+from steadyrun.model.event import SNAPSHOT_KINDS, Emitted, ErrorFact, EventId
 from steadyrun.model.gate import Gate, UnavailableProviders
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Lease, Message
@@ -59,6 +59,8 @@ class Tables:
     gates: dict[tuple[str, str], Gate] = field(default_factory=dict)
     approvals: dict[ApprovalId, Approval] = field(default_factory=dict)
     kv: dict[str, bytes] = field(default_factory=dict)
+    # The cursor of the last pruned event of each agent; the empty name stands for gates.
+    pruned: dict[str, int] = field(default_factory=dict)
 
     def kill(self, holder: HolderId) -> None:
         """Make a holder dead, as if its process had ended without `leave`."""
@@ -68,9 +70,14 @@ class Tables:
         """A copy of the tables. Rows are frozen, so they need no copy."""
         return Tables(*(getattr(self, f.name).copy() for f in dataclasses.fields(self)))
 
-    def become(self, other: "Tables") -> None:
+    def replace_by(self, other: "Tables") -> None:
         for f in dataclasses.fields(self):
             setattr(self, f.name, getattr(other, f.name))
+
+
+def find_next_cursor(t: Tables) -> int:
+    """The cursor of the next event. The last event is never pruned."""
+    return t.events[-1].cursor + 1 if t.events else 1
 
 
 def add_agent(t: Tables, agent: Agent) -> None:
@@ -88,33 +95,27 @@ def require_free_name(t: Tables, agent: Agent) -> None:
 
 
 def require_holder(t: Tables, holder: HolderId) -> None:
-    """The holder was not removed by a reaper that found it dead."""
+    """Raise `HolderGone` if another holder removed this one, because its process seemed to have
+    ended.
+    """
     if holder not in t.holders:
         raise HolderGone(holder)
 
 
 def find_lane(t: Tables, agent: AgentId) -> Lane:
-    if agent not in t.lanes:
-        raise NotFound("agent", agent)
-    return t.lanes[agent]
+    return rules.require_found(t.lanes.get(agent), "agent", agent)
 
 
 def find_item(t: Tables, item: ItemId) -> Item:
-    if item not in t.items:
-        raise NotFound("item", item)
-    return t.items[item]
+    return rules.require_found(t.items.get(item), "item", item)
 
 
 def find_process(t: Tables, process: ProcessId) -> Process:
-    if process not in t.processes:
-        raise NotFound("process", process)
-    return t.processes[process]
+    return rules.require_found(t.processes.get(process), "process", process)
 
 
 def find_run(t: Tables, run: RunId) -> Run:
-    if run not in t.runs:
-        raise NotFound("run", run)
-    return t.runs[run]
+    return rules.require_found(t.runs.get(run), "run", run)
 
 
 def list_items(t: Tables, agent: AgentId, status: str) -> list[Item]:
@@ -128,7 +129,7 @@ def list_steerable(t: Tables, agent: AgentId) -> list[Item]:
     return [item for item in list_items(t, agent, "queued") if rules.is_steerable(item)]
 
 
-def list_open_processes(t: Tables, agent: AgentId | None) -> list[Process]:
+def list_open_processes(t: Tables, agent: AgentId | None = None) -> list[Process]:
     found = [p for p in t.processes.values() if agent in {None, p.agent} and p.closed_at is None]
     return sorted(found, key=lambda p: p.id)
 
@@ -168,19 +169,14 @@ def accept(t: Tables, new: ItemId, message: Message, now: datetime) -> Accepted:
     return Accepted(item, is_new=True)
 
 
-def accept_and_run(
-    t: Tables, lease: Lease, message: Message, new: ItemId, now: datetime, verb: str
+def accept_unprompted(
+    t: Tables, lease: Lease, message: Message, new: ItemId, now: datetime
 ) -> Item:
-    """Accept a message and run it at once, before what is queued."""
-    rules.require_message_for(lease.agent, message, verb)
-    item = rules.require_new(accept(t, new, message, now), verb)
+    """Accept the message of a turn that has begun already; it is not queued."""
+    rules.require_message_for(lease.agent, message, "continue_with")
+    item = rules.require_new(accept(t, new, message, now), "continue_with")
     save_lane(t, rules.count_started(t.lanes[lease.agent]))
-    return run_item(t, rules.start_item(item, "none", now))
-
-
-def run_item(t: Tables, started: Item) -> Item:
-    t.items[started.id] = started
-    return started
+    return rules.start_item(item, "none", now)
 
 
 def list_claimable(
@@ -202,7 +198,8 @@ def list_claimable(
 
 def claim(t: Tables, lane: Lane, holder: HolderId, now: datetime) -> Claim:
     head = replace(list_items(t, lane.agent, "queued")[0], started_at=None)
-    item = run_item(t, rules.start_item(head, "none", now))
+    item = rules.start_item(head, "none", now)
+    save_items(t, [item])
     fence = lane.fence + (lane.status == "ready")
     save_lane(t, replace(rules.count_started(lane), holder=holder, fence=fence))
     return Claim(lane.agent, holder, fence, item)
@@ -275,3 +272,19 @@ def build_snapshot(t: Tables, agent: AgentId, name: RunId | None) -> LaneSnapsho
         tuple(each for each in emitted if type(each.event) in SNAPSHOT_KINDS),
         bool(list_steerable(t, agent)),
     )
+
+
+def replace_agent(t: Tables, agent: Agent, was: Agent) -> None:
+    stored = rules.require_present(t.agents.get(agent.id), agent.id)
+    rules.require_unchanged(stored, agent, was)
+    require_free_name(t, agent)
+    t.agents[agent.id] = agent
+
+
+def cancel_item(t: Tables, item: ItemId, why: ErrorFact | None, now: datetime) -> Item:
+    found = find_item(t, item)
+    cancelled = rules.cancel_item(found, why, now)
+    save_items(t, [cancelled])
+    if found.status == "queued":
+        save_lane(t, rules.count_cancelled(t.lanes[found.agent], now))
+    return cancelled

@@ -3,7 +3,7 @@
     gate = StreamGate()
     script = [
         answer(call("Bash", command="echo hi")),            # the first main request
-        answer(text("It ", gate, "works."), tokens=AnswerTokens(output=7)),
+        answer(make_text("It ", gate, "works."), tokens=AnswerTokens(output=7)),
         refuse_rate_limit(retry_after=1),                   # the third is refused
     ]
     with MessagesServer(script) as server:
@@ -16,9 +16,9 @@ The same script works with every API. `ResponsesServer` simulates OpenAI for Cod
 `server.url` followed by `/v1`), `ChatServer` an OpenAI-compatible API, `AllApisServer` all three.
 Details of one API go into a `raw` block, or into the `detail` of a refusal.
 
-`faults`, `http_server`, `script` and `content` are independent of the API. `protocol` is the
-contract of an API, and `model_server` the server on top of it. `anthropic`, `openai_responses` and
-`openai_chat` are the APIs, each with its `_stream`; `openai_common` is shared by the last two.
+`faults`, `http_server` and `content` are independent of the API. `protocol` is the contract of an
+API; `anthropic`, `openai_responses` and `openai_chat` are the APIs, and the last two share
+`openai_common`. `model_server` has the servers, which answer from a script.
 `python -m steadyrun.testing.model_servers script.json` runs `AllApisServer` as a process.
 The package needs only the standard library.
 """

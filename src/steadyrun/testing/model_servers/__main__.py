@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from steadyrun.testing.model_servers.all_apis import AllApisServer
+from steadyrun.testing.model_servers.model_server import AllApisServer
 from steadyrun.testing.model_servers.script_json import read_script
 
 

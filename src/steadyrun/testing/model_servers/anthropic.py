@@ -7,28 +7,26 @@ and use no step. Both are recorded, as `main_requests` and `side_requests`.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from steadyrun.testing.model_servers.anthropic_stream import build_message, stream_message
 from steadyrun.testing.model_servers.content import (
     AnswerBlock,
     AnswerTokens,
     CallBlock,
     ModelAnswer,
-    TextBlock,
+    RawBlock,
     ThinkingBlock,
-    answer,
-    call,
-    text,
-    thinking,
+    encode_input,
+    iter_blocks,
+    join_text,
+    number_parts,
+    split_in_two,
 )
 from steadyrun.testing.model_servers.faults import Break, Fault, Pause, Refusal
 from steadyrun.testing.model_servers.http_server import HttpReply, HttpRequest
-from steadyrun.testing.model_servers.model_server import ModelServer
 from steadyrun.testing.model_servers.protocol import (
     Fields,
     ModelRequest,
-    ServerStep,
-    ServerSteps,
     collect_texts,
     collect_user_texts,
     encode_event,
@@ -36,24 +34,6 @@ from steadyrun.testing.model_servers.protocol import (
     read_body,
     take_new_items,
 )
-
-__all__ = [
-    "AnswerBlock",
-    "AnswerTokens",
-    "CallBlock",
-    "MessagesServer",
-    "ModelAnswer",
-    "ModelRequest",
-    "ServerStep",
-    "ServerSteps",
-    "TextBlock",
-    "ThinkingBlock",
-    "answer",
-    "build_limit_headers",
-    "call",
-    "text",
-    "thinking",
-]
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -125,10 +105,23 @@ class MessagesApi:
         return HttpReply(200, (json.dumps({"input_tokens": count}).encode(),))
 
     def stream_events(self, step: ModelAnswer, ask: ModelRequest) -> Iterator[bytes | Pause]:
-        return stream_message(step, ask.name, ask.model)
+        yield encode_event({"type": "message_start", "message": _build_opening(step, ask)})
+        yield encode_event({"type": "ping"})
+        for index, part in number_parts(step):
+            if isinstance(part, Pause):
+                yield part
+            else:
+                yield from _stream_block(part, index, f"{ask.name}_{index}")
+        delta = {"stop_reason": _find_stop(step), "stop_sequence": None}
+        usage = _build_usage(step.tokens, step.tokens.output)
+        yield encode_event({"type": "message_delta", "delta": delta, "usage": usage})
+        yield encode_event({"type": "message_stop"})
 
     def build_body(self, step: ModelAnswer, ask: ModelRequest) -> Fields:
-        return build_message(step, ask.name, ask.model)
+        blocks = [_build_block(part, f"{ask.name}_{n}") for n, part in enumerate(iter_blocks(step))]
+        closing = {"content": blocks, "stop_reason": _find_stop(step)}
+        usage = _build_usage(step.tokens, step.tokens.output)
+        return {**_build_opening(step, ask), **closing, "usage": usage}
 
     def build_error(self, refusal: Refusal) -> tuple[int, Fields]:
         status, kind, words = ERRORS[refusal.fault]
@@ -138,9 +131,6 @@ class MessagesApi:
     def build_break(self, error: Break, ask: ModelRequest) -> bytes:
         _, body = self.build_error(Refusal(error.fault, message=error.message))
         return encode_event(body)
-
-
-MESSAGES_API = MessagesApi()
 
 
 def _is_conversation(body: Fields) -> bool:
@@ -160,7 +150,78 @@ def _list_blocks(message: Fields) -> Sequence[Fields]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-class MessagesServer(ModelServer):
-    """The Messages API on 127.0.0.1."""
+def _find_stop(step: ModelAnswer) -> str:
+    return step.stop or ("tool_use" if step.has_calls else "end_turn")
 
-    apis = (MESSAGES_API,)
+
+def _build_opening(step: ModelAnswer, ask: ModelRequest) -> dict[str, Any]:
+    return {
+        "id": f"msg_sim_{ask.name}",
+        "type": "message",
+        "role": "assistant",
+        "model": ask.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _build_usage(step.tokens, 1),
+    }
+
+
+def _build_usage(tokens: AnswerTokens, output: int) -> dict[str, int]:
+    return {
+        "input_tokens": tokens.input,
+        "cache_creation_input_tokens": tokens.cache_write,
+        "cache_read_input_tokens": tokens.cache_read,
+        "output_tokens": output,
+    }
+
+
+def _build_block(part: AnswerBlock, place: str) -> Fields:
+    if isinstance(part, RawBlock):
+        return part.fields
+    if isinstance(part, CallBlock):
+        ident = part.id or f"toolu_sim_{place}"
+        return {"type": "tool_use", "id": ident, "name": part.name, "input": part.input}
+    if isinstance(part, ThinkingBlock):
+        return {"type": "thinking", "thinking": join_text(part), "signature": "c2ln"}
+    return {"type": "text", "text": join_text(part)}
+
+
+def _stream_block(part: AnswerBlock, index: int, place: str) -> Iterator[bytes | Pause]:
+    yield encode_event(
+        {
+            "type": "content_block_start",
+            "index": index,
+            "content_block": _build_empty_block(part, place),
+        }
+    )
+    for delta in _stream_deltas(part):
+        if isinstance(delta, Pause):
+            yield delta
+        else:
+            yield encode_event({"type": "content_block_delta", "index": index, "delta": delta})
+    yield encode_event({"type": "content_block_stop", "index": index})
+
+
+def _build_empty_block(part: AnswerBlock, place: str) -> Fields:
+    if isinstance(part, RawBlock):
+        return part.fields
+    if isinstance(part, CallBlock):
+        return {**_build_block(part, place), "input": {}}
+    if isinstance(part, ThinkingBlock):
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": ""}
+
+
+def _stream_deltas(part: AnswerBlock) -> Iterator[dict[str, Any] | Pause]:
+    if isinstance(part, RawBlock):
+        return
+    if isinstance(part, CallBlock):
+        for piece in ("", *split_in_two(encode_input(part))):
+            yield {"type": "input_json_delta", "partial_json": piece}
+        return
+    name = "thinking" if isinstance(part, ThinkingBlock) else "text"
+    for delta in part.pieces:
+        yield {"type": f"{name}_delta", name: delta} if isinstance(delta, str) else delta
+    if isinstance(part, ThinkingBlock):
+        yield {"type": "signature_delta", "signature": "c2ln"}

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from steadyrun.testing.model_servers.faults import Break, Cut, Pause, StreamGate
+from steadyrun.testing.model_servers.faults import Pause, StreamGate
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,10 @@ class ModelAnswer:
     headers: Mapping[str, str] = field(default_factory=dict)
     held: StreamGate | None = None
 
+    @property
+    def has_calls(self) -> bool:
+        return any(isinstance(part, CallBlock) for part in self.parts)
+
 
 def answer(
     *parts: str | AnswerBlock | Pause,
@@ -81,15 +85,15 @@ def answer(
     held: StreamGate | None = None,
 ) -> ModelAnswer:
     """Build an answer of blocks; a string is a text block. `held` is a gate before the headers."""
-    blocks = tuple(text(part) if isinstance(part, str) else part for part in parts)
+    blocks = tuple(make_text(part) if isinstance(part, str) else part for part in parts)
     return ModelAnswer(blocks, tokens or AnswerTokens(), stop, headers or {}, held)
 
 
-def text(*pieces: str | Pause, phase: str = "") -> TextBlock:
+def make_text(*pieces: str | Pause, phase: str = "") -> TextBlock:
     return TextBlock(pieces, phase)
 
 
-def thinking(*pieces: str | Pause) -> ThinkingBlock:
+def make_thinking(*pieces: str | Pause) -> ThinkingBlock:
     return ThinkingBlock(pieces)
 
 
@@ -98,7 +102,7 @@ def call(tool: str, written: str | None = None, /, **arguments: Any) -> CallBloc
     return CallBlock(tool, arguments if written is None else written)
 
 
-def raw(**fields: Any) -> RawBlock:
+def make_raw(**fields: Any) -> RawBlock:
     """Build a block in the format of the API."""
     return RawBlock(fields)
 
@@ -123,12 +127,12 @@ def iter_pauses(step: ModelAnswer) -> Iterator[Pause]:
     """Yield the pauses of an answer, also those inside its blocks."""
     for part in step.parts:
         inside = part.pieces if isinstance(part, TextBlock | ThinkingBlock) else (part,)
-        yield from (piece for piece in inside if isinstance(piece, StreamGate | Cut | Break))
+        yield from (piece for piece in inside if isinstance(piece, Pause))
 
 
 def iter_blocks(step: ModelAnswer) -> Iterator[AnswerBlock]:
     """Yield the blocks of an answer, without the pauses between them."""
-    yield from (part for part in step.parts if not isinstance(part, StreamGate | Cut | Break))
+    yield from (part for part in step.parts if not isinstance(part, Pause))
 
 
 def number_parts(step: ModelAnswer) -> Iterator[tuple[int, AnswerBlock | Pause]]:
@@ -136,4 +140,4 @@ def number_parts(step: ModelAnswer) -> Iterator[tuple[int, AnswerBlock | Pause]]
     number = 0
     for part in step.parts:
         yield number, part
-        number += not isinstance(part, StreamGate | Cut | Break)
+        number += not isinstance(part, Pause)

@@ -45,10 +45,6 @@ class StreamGate:
     def is_open(self) -> bool:
         return self._opened.is_set() or (self._path is not None and self._path.exists())
 
-    @property
-    def is_reached(self) -> bool:
-        return self._reached.is_set()
-
     def reach(self) -> None:
         """Record that an answer waits here. The server calls this."""
         if self._path is not None:
@@ -113,30 +109,3 @@ def refuse_usage_limit(
 ) -> Refusal:
     """Refuse with 429, because the limit of the plan is reached; a retry does not help."""
     return Refusal("usage_limit", headers or {}, detail=detail)
-
-
-def refuse_no_credit() -> Refusal:
-    """Refuse, because the account has no credit."""
-    return Refusal("no_credit")
-
-
-def refuse_overloaded() -> Refusal:
-    return Refusal("overloaded")
-
-
-def refuse_server_error() -> Refusal:
-    return Refusal("server")
-
-
-def refuse_unauthorized() -> Refusal:
-    return Refusal("auth")
-
-
-def refuse_not_found() -> Refusal:
-    """Refuse, because the model does not exist."""
-    return Refusal("not_found")
-
-
-def refuse_too_long() -> Refusal:
-    """Refuse, because the prompt is larger than the context window."""
-    return Refusal("too_long")

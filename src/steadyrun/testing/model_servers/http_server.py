@@ -109,7 +109,7 @@ class HttpServer:
         """Wait for a condition that only requests and their fates can change."""
         with self._changed:
             if not self._changed.wait_for(is_true, seconds):
-                raise TimeoutError(f"not within {seconds} s; requests so far: {self._summary()}")
+                raise TimeoutError(f"not within {seconds} s; requests so far: {self._summarize()}")
 
     def record_request(
         self, method: str, path: str, headers: Mapping[str, str], body: Any
@@ -146,7 +146,7 @@ class HttpServer:
             if self._closing.is_set() or _is_disconnected(connection):
                 raise ClientDisconnected
 
-    def _summary(self) -> str:
+    def _summarize(self) -> str:
         return ", ".join(f"{r.method} {r.path} {self._fates[r.number]}" for r in self._requests)
 
 

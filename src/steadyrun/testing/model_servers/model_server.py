@@ -1,14 +1,15 @@
-"""Answers the requests of a CLI from a script, for one or several APIs.
+"""Answers the requests of a CLI from a script, for one or several APIs."""
 
-`MessagesServer`, `ResponsesServer` and `ChatServer` have one API, `AllApisServer` has all.
-"""
-
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from steadyrun.testing.model_servers.anthropic import MessagesApi
 from steadyrun.testing.model_servers.content import answer
 from steadyrun.testing.model_servers.faults import Refusal
 from steadyrun.testing.model_servers.http_server import HttpReply, HttpRequest, HttpServer
+from steadyrun.testing.model_servers.openai_chat import ChatApi
+from steadyrun.testing.model_servers.openai_responses import ResponsesApi
 from steadyrun.testing.model_servers.protocol import (
     ModelApi,
     ModelRequest,
@@ -17,7 +18,40 @@ from steadyrun.testing.model_servers.protocol import (
     build_refusal,
     build_reply,
 )
-from steadyrun.testing.model_servers.script import Script
+
+# The step of a request, or a function that returns it.
+StepSource = ServerStep | Callable[[ModelRequest], ServerStep]
+
+
+class Script:
+    """Selects the step that answers a request. Several threads may request steps at once.
+
+    A script is a list of steps, one for each main request, or a function that answers all requests.
+    A function in the list answers one request; it may return another function.
+    """
+
+    def __init__(self, steps: ServerSteps, fallback: StepSource | None = None) -> None:
+        self._steps = [] if callable(steps) else list(steps)
+        self._fallback = steps if callable(steps) else fallback
+        self._place = 0
+        self._lock = threading.Lock()
+
+    def next_step(self, ask: ModelRequest) -> ServerStep:
+        """Return the step for a request, or a refusal if there are no more steps."""
+        with self._lock:
+            place, self._place = self._place, self._place + 1
+        step = self._steps[place] if place < len(self._steps) else self._fallback
+        while callable(step):
+            step = step(ask)
+        if step is None:
+            return Refusal("invalid", message=f"the script has no step number {place + 1}")
+        return step
+
+    @property
+    def unused(self) -> int:
+        """The number of steps that were not used yet."""
+        with self._lock:
+            return max(0, len(self._steps) - self._place)
 
 
 class ModelServer(HttpServer):
@@ -32,12 +66,12 @@ class ModelServer(HttpServer):
         self,
         script: ServerSteps,
         *,
-        fallback: ServerStep | Callable[[ModelRequest], ServerStep] | None = None,
+        fallback: StepSource | None = None,
         side: Callable[[ModelRequest], ServerStep] = lambda ask: answer('{"title": "Simulated"}'),
         log: Path | None = None,
     ) -> None:
         super().__init__(self._build_reply, log)
-        self.script: Script[ModelRequest, ServerStep] = Script(script, fallback)
+        self.script = Script(script, fallback)
         self._side = side
 
     @property
@@ -72,3 +106,27 @@ class ModelServer(HttpServer):
         if request.method != "POST":
             return HttpReply(200, (b"{}",))
         return build_refusal(self.apis[0], Refusal("not_found", message=f"no path {request.path}"))
+
+
+class MessagesServer(ModelServer):
+    """The Messages API on 127.0.0.1."""
+
+    apis = (MessagesApi(),)
+
+
+class ResponsesServer(ModelServer):
+    """The Responses API on 127.0.0.1."""
+
+    apis = (ResponsesApi(),)
+
+
+class ChatServer(ModelServer):
+    """The Chat Completions API on 127.0.0.1."""
+
+    apis = (ChatApi(),)
+
+
+class AllApisServer(ModelServer):
+    """The Messages, Responses and Chat Completions APIs on 127.0.0.1, with one script."""
+
+    apis = (MessagesApi(), ResponsesApi(), ChatApi())

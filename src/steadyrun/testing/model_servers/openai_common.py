@@ -60,21 +60,22 @@ def build_codex_limit_headers(
     }
 
 
-def build_error(refusal: Refusal) -> tuple[int, Fields]:
-    """Build the status and the body of a refusal."""
-    found = ERRORS[refusal.fault]
-    error = {
-        "message": refusal.message or found.message,
-        "type": found.type,
-        "param": None,
-        "code": found.code,
-        **refusal.detail,
-    }
-    return found.status, {"error": error}
+class OpenAIApi:
+    """The errors and the list of models of an API of OpenAI."""
 
+    def build_error(self, refusal: Refusal) -> tuple[int, Fields]:
+        found = ERRORS[refusal.fault]
+        error = {
+            "message": refusal.message or found.message,
+            "type": found.type,
+            "param": None,
+            "code": found.code,
+            **refusal.detail,
+        }
+        return found.status, {"error": error}
 
-def answer_models(request: HttpRequest) -> HttpReply | None:
-    """Answer a request for the models with an empty list, under the names of Codex and the API."""
-    if request.method != "GET" or request.path.partition("?")[0] != MODELS:
-        return None
-    return HttpReply(200, (json.dumps({"object": "list", "data": [], "models": []}).encode(),))
+    def answer_lookup(self, request: HttpRequest) -> HttpReply | None:
+        """Answer a request for the models: an empty list, under the names of Codex and the API."""
+        if request.method != "GET" or request.path.partition("?")[0] != MODELS:
+            return None
+        return HttpReply(200, (json.dumps({"object": "list", "data": [], "models": []}).encode(),))

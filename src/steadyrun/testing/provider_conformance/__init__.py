@@ -1,7 +1,8 @@
 """Checks that a provider keeps the contract of a Dialect, with one function for each promise.
 
-Write a `ProviderHarness` for the provider, and await every promise with a new harness. `why_not`
-returns the reason if a promise does not apply, because the provider lacks an ability.
+Write a `ProviderHarness` for the provider, and await every promise with a new harness.
+`ProviderPromise.find_skip_reason` returns the reason if a promise does not apply, because the
+provider lacks an ability.
 """
 
 from types import ModuleType

@@ -13,8 +13,10 @@ from steadyrun.dialect import Refused
 from steadyrun.drivers import keeper
 from steadyrun.errors import SteadyrunError
 from steadyrun.model.event import LiveEvent, RunEnded, RunStarted, StatsUpdated, StoredEvent
+from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
+from steadyrun.store import Store
 from steadyrun.testing.provider_conformance.harness import (
     GO,
     Library,
@@ -53,43 +55,81 @@ class PlayedRun:
 
 
 @asynccontextmanager
-async def open_program(harness: ProviderHarness, **how: Any) -> AsyncIterator[Library]:
+async def open_program(
+    harness: ProviderHarness, *, command: tuple[str, ...] | None = None
+) -> AsyncIterator[Library]:
     """Open a program on the home of the harness. No process may be left when it ends."""
     with anyio.fail_after(TIMEOUT_SECONDS):
-        async with harness.library(**how) as library:
+        async with harness.open_library(command=command) as library:
             yield library
         await wait_for_no_processes(harness)
 
 
-async def play(harness: ProviderHarness, situation: Situation, **options: Any) -> PlayedRun:
-    """Start a run, read its events to the end, and read its record."""
-    async with open_program(harness) as library:
+async def play(
+    harness: ProviderHarness,
+    situation: Situation,
+    *,
+    command: tuple[str, ...] | None = None,
+    **options: Any,
+) -> PlayedRun:
+    """Start a run, read its events to the end, and check its record; `command` replaces the CLI."""
+    async with open_program(harness, command=command) as library:
         run = await library.start(get_prompt(harness, situation), **options)
         published = [entry async for entry in run.events()]
         ended = await run.result()
-    return await read_record(harness, ended, published)
+    return await check_record(harness, ended, published)
 
 
-async def read_record(
+@asynccontextmanager
+async def start_run(harness: ProviderHarness, situation: Situation) -> AsyncIterator[RunLike]:
+    """Open a program and start a run, which has printed something when the block begins."""
+    async with open_program(harness) as library:
+        run = await library.start(get_prompt(harness, situation))
+        await wait_until_busy(run)
+        yield run
+
+
+async def check_record(
     harness: ProviderHarness, run: Run, published: Sequence[StoredEvent | LiveEvent] = ()
 ) -> PlayedRun:
-    """Read the record of a run's agent."""
-    async with harness.store() as store:
-        stored = await store.events(agent=run.agent, limit=ALL)
+    """Read the record of a run's agent, and check its order."""
+    async with harness.open_store() as store:
+        stored = await _read_events(store, run.agent)
         items = await store.items(run.agent, include_settled=True)
         run = await store.run(run.id)
-        assert await store.open_processes(run.agent) == []
-    return PlayedRun(run, list(published), stored, sorted(items, key=lambda item: item.seq))
+        assert run.agent not in {process.agent for process in await store.processes()}
+    played = PlayedRun(run, list(published), stored, sorted(items, key=lambda item: item.seq))
+    _check_order(played)
+    return played
+
+
+async def _read_events(store: Store, agent: AgentId) -> list[StoredEvent]:
+    """Read all pages: a page of long events has fewer than its limit."""
+    events: list[StoredEvent] = []
+    while page := await store.events(events[-1].cursor if events else 0, agent=agent, limit=ALL):
+        events += page
+    return events
+
+
+def _check_order(played: PlayedRun) -> None:
+    """Check that the run starts first, ends last, and that no sequence number is missing."""
+    own = [entry for entry in played.stored if entry.run == played.run.id]
+    begun = own[:1] if played.run.started_at else []
+    assert [each for each in own if isinstance(each.event, RunStarted)] == begun
+    assert [each for each in own if isinstance(each.event, ENDS)] == own[-1:]
+    assert [entry.seq for entry in played.stored] == list(range(1, len(played.stored) + 1))
+    assert len({entry.id for entry in played.stored}) == len(played.stored)
+    assert all(item.is_settled for item in played.items), played.items
 
 
 def get_prompt(harness: ProviderHarness, situation: Situation) -> str:
-    prompt = harness.prompt(situation)
+    prompt = harness.find_prompt(situation)
     assert prompt, f"{harness.provider} has no prompt for {situation}"
     return prompt.text
 
 
 def get_expected(harness: ProviderHarness, situation: Situation) -> str | bytes:
-    prompt = harness.prompt(situation)
+    prompt = harness.find_prompt(situation)
     assert prompt
     assert prompt.expected
     return prompt.expected
@@ -156,14 +196,3 @@ def _is_inside(pid: int, processes: Path) -> bool:
         return Path(f"/proc/{pid}/cwd").readlink().is_relative_to(processes)
     except OSError:
         return False
-
-
-def check_order(played: PlayedRun) -> None:
-    """Check that the run starts first, ends last, and that no sequence number is missing."""
-    own = [entry for entry in played.stored if entry.run == played.run.id]
-    begun = own[:1] if played.run.started_at else []
-    assert [each for each in own if isinstance(each.event, RunStarted)] == begun
-    assert [each for each in own if isinstance(each.event, ENDS)] == own[-1:]
-    assert [entry.seq for entry in played.stored] == list(range(1, len(played.stored) + 1))
-    assert len({entry.id for entry in played.stored}) == len(played.stored)
-    assert all(item.is_settled for item in played.items), played.items

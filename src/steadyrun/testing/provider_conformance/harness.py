@@ -90,15 +90,15 @@ class ProviderHarness(Protocol):
     # Whether the home is on a disk of its own that may be filled.
     has_small_disk: bool
 
-    def prompt(self, situation: Situation) -> Prompt | None:
+    def find_prompt(self, situation: Situation) -> Prompt | None:
         """Return the prompt of a situation; None if the provider does not support it."""
 
-    def library(
+    def open_library(
         self, *, command: tuple[str, ...] | None = None
     ) -> AbstractAsyncContextManager[Library]:
         """Open the home as a program does; `command` replaces the CLI."""
 
-    def store(self) -> AbstractAsyncContextManager[Store]:
+    def open_store(self) -> AbstractAsyncContextManager[Store]:
         """Open the store of the home."""
 
     def fill_disk(self) -> None:
@@ -122,10 +122,10 @@ class ProviderPromise:
     def name(self) -> str:
         return self.check.__name__
 
-    def why_not(self, harness: ProviderHarness) -> str | None:
+    def find_skip_reason(self, harness: ProviderHarness) -> str | None:
         """Return why it does not apply to this provider; None if it applies."""
         lacking = [each for each in self.abilities if each not in harness.abilities]
-        never = [each for each in self.situations if harness.prompt(each) is None]
+        never = [each for each in self.situations if harness.find_prompt(each) is None]
         reasons = [f"it has no {each}" for each in lacking] + [
             f"no prompt {each}" for each in never
         ]
@@ -133,7 +133,7 @@ class ProviderPromise:
         return ", ".join([*reasons, more] if more else reasons) or None
 
 
-def promise(
+def make_promise(
     *situations: Situation, abilities: tuple[Ability, ...] = (), unless: SkipReason | None = None
 ) -> Callable[[PromiseCheck], ProviderPromise]:
     """Make a promise from a check, for providers with these situations and abilities."""

@@ -8,13 +8,12 @@ from steadyrun.dialect import Ability, Image
 from steadyrun.errors import AbilityMissing, InvalidUsage, NotFound
 from steadyrun.model.event import RunStarted, StoredEvent
 from steadyrun.testing.provider_conformance.fixtures import (
-    check_order,
+    check_record,
     expect_error,
     get_expected,
     get_prompt,
     open_program,
     play,
-    read_record,
     release_runs,
     wait_for_event,
 )
@@ -22,7 +21,7 @@ from steadyrun.testing.provider_conformance.harness import (
     LONG_BYTES,
     ProviderHarness,
     RunLike,
-    promise,
+    make_promise,
 )
 
 MANY = 10
@@ -40,11 +39,10 @@ OPTIONS: dict[Ability, dict[str, object]] = {
 }
 
 
-@promise("answers")
+@make_promise("answers")
 async def check_a_run_begins_once_and_ends_once(harness: ProviderHarness) -> None:
     played = await play(harness, "answers")
 
-    check_order(played)
     assert played.run.status == "completed"
     assert played.run.error is None
     assert str(get_expected(harness, "answers")) in (played.run.text or "")
@@ -52,7 +50,7 @@ async def check_a_run_begins_once_and_ends_once(harness: ProviderHarness) -> Non
     assert stored == [entry for entry in played.stored if entry.run == played.run.id]
 
 
-@promise("answers")
+@make_promise("answers")
 async def check_a_later_reader_gets_the_same_events(harness: ProviderHarness) -> None:
     played = await play(harness, "answers")
 
@@ -65,27 +63,25 @@ async def check_a_later_reader_gets_the_same_events(harness: ProviderHarness) ->
     assert ended == played.run
 
 
-@promise("learns", "recalls", abilities=("resume",))
+@make_promise("learns", "recalls", abilities=("resume",))
 async def check_a_conversation_is_resumed(harness: ProviderHarness) -> None:
     first = await play(harness, "learns")
     assert first.run.resume_token
 
     second = await play(harness, "recalls", resume=first.run.resume_token)
 
-    check_order(second)
     assert str(get_expected(harness, "recalls")) in (second.run.text or "")
     assert str(get_expected(harness, "recalls")) not in (
         (await play(harness, "recalls")).run.text or ""
     )
 
 
-@promise("answers", abilities=("resume",))
+@make_promise("answers", abilities=("resume",))
 async def check_an_unknown_conversation_is_a_named_error(
     harness: ProviderHarness,
 ) -> None:
     played = await play(harness, "answers", resume="00000000-0000-4000-8000-000000000000")
 
-    check_order(played)
     assert played.run.status == "failed"
     assert played.run.error
     assert played.run.error.code not in {"", "exited"}
@@ -95,18 +91,18 @@ def _find_full_ability(harness: ProviderHarness) -> str | None:
     return None if OPTIONS.keys() - harness.abilities else "it can do everything"
 
 
-@promise(unless=_find_full_ability)
+@make_promise(unless=_find_full_ability)
 async def check_a_missing_ability_is_refused_by_name(harness: ProviderHarness) -> None:
     async with open_program(harness) as library:
         for ability in OPTIONS.keys() - harness.abilities:
             error = await expect_error(AbilityMissing, library.start("any", **OPTIONS[ability]))
             assert (error.provider, error.ability) == (harness.provider, ability)
 
-    async with harness.store() as store:
+    async with harness.open_store() as store:
         assert await store.runs() == []
 
 
-@promise()
+@make_promise()
 async def check_an_unknown_run_is_not_found(harness: ProviderHarness) -> None:
     async with open_program(harness) as library:
         error = await expect_error(NotFound, library.run("run_00000000000000000000000000"))
@@ -114,7 +110,7 @@ async def check_an_unknown_run_is_not_found(harness: ProviderHarness) -> None:
     assert error.kind == "run"
 
 
-@promise("waits")
+@make_promise("waits")
 async def check_many_runs_at_once_all_complete(harness: ProviderHarness) -> None:
     async with open_program(harness) as library:
         runs: list[RunLike] = [
@@ -127,56 +123,50 @@ async def check_many_runs_at_once_all_complete(harness: ProviderHarness) -> None
         ended = [await run.result() for run in runs]
 
     for each in ended:
-        check_order(await read_record(harness, each))
+        await check_record(harness, each)
     assert [run.status for run in ended] == ["completed"] * MANY
     assert len({run.process for run in ended}) == MANY
 
 
-@promise("is_long")
+@make_promise("is_long")
 async def check_a_long_prompt_works_or_is_a_named_error(harness: ProviderHarness) -> None:
     assert len(get_prompt(harness, "is_long").encode()) >= LONG_BYTES
 
     played = await play(harness, "is_long")
 
-    check_order(played)
     assert played.run.status == "completed" or played.run.error
 
 
-@promise()
+@make_promise()
 async def check_a_prompt_is_never_an_option(harness: ProviderHarness) -> None:
     async with open_program(harness) as library:
         ended = await (await library.start("--version")).result()
 
-    played = await read_record(harness, ended)
-    check_order(played)
+    played = await check_record(harness, ended)
     assert played.items[0].text == "--version"
     assert ended.status == "completed" or ended.error
 
 
-@promise("answers")
+@make_promise("answers")
 async def check_a_missing_program_is_a_named_error(harness: ProviderHarness) -> None:
-    async with open_program(harness, command=("/nowhere/program",)) as library:
-        ended = await (await library.start(get_prompt(harness, "answers"))).result()
+    run = (await play(harness, "answers", command=("/nowhere/program",))).run
 
-    check_order(await read_record(harness, ended))
-    assert ended.status == "failed"
-    assert ended.error
-    assert "/nowhere/program" in ended.error.message or ended.error.code == "exit_nonzero"
-    assert ended.error.hint
+    assert run.status == "failed"
+    assert run.error
+    assert "/nowhere/program" in run.error.message or run.error.code == "exit_nonzero"
+    assert run.error.hint
 
 
-@promise("answers")
+@make_promise("answers")
 async def check_a_program_without_output_ends_the_run(harness: ProviderHarness) -> None:
     """The program exits without output, and is not a CLI of the provider."""
-    async with open_program(harness, command=("/bin/false",)) as library:
-        ended = await (await library.start(get_prompt(harness, "answers"))).result()
+    run = (await play(harness, "answers", command=("/bin/false",))).run
 
-    check_order(await read_record(harness, ended))
-    assert ended.status == "failed"
-    assert ended.error
+    assert run.status == "failed"
+    assert run.error
 
 
-@promise("answers")
+@make_promise("answers")
 async def check_a_missing_directory_is_a_named_error(harness: ProviderHarness) -> None:
     async with open_program(harness) as library:
         start = library.start(get_prompt(harness, "answers"), cwd=Path("/nowhere"))

@@ -17,17 +17,16 @@ from steadyrun.model.event import (
 )
 from steadyrun.testing.provider_conformance.fixtures import (
     PlayedRun,
-    check_order,
+    check_record,
     get_prompt,
     open_program,
     play,
-    read_record,
     release_runs,
+    start_run,
     steer,
     wait_for_event,
-    wait_until_busy,
 )
-from steadyrun.testing.provider_conformance.harness import ProviderHarness, RunLike, promise
+from steadyrun.testing.provider_conformance.harness import ProviderHarness, RunLike, make_promise
 
 _FATES: dict[type[FollowupAbsorbed | FollowupOwnTurn | FollowupReturned], str] = {
     FollowupAbsorbed: "absorbed",
@@ -49,7 +48,7 @@ def _check_fate(played: PlayedRun, item: str) -> str:
     return ends[0]
 
 
-@promise("answers")
+@make_promise("answers")
 async def check_an_ended_run_refuses_a_message(harness: ProviderHarness) -> None:
     played = await play(harness, "answers")
 
@@ -58,73 +57,62 @@ async def check_an_ended_run_refuses_a_message(harness: ProviderHarness) -> None
 
     assert isinstance(answer, Refused)
     assert answer.reason
-    assert (await read_record(harness, played.run)).stored == played.stored
+    assert (await check_record(harness, played.run)).stored == played.stored
 
 
 def _find_steer_ability(harness: ProviderHarness) -> str | None:
     return "it can be steered" if "steer" in harness.abilities else None
 
 
-@promise("waits", unless=_find_steer_ability)
+@make_promise("waits", unless=_find_steer_ability)
 async def check_steering_is_refused_where_unsupported(harness: ProviderHarness) -> None:
-    async with open_program(harness) as library:
-        run = await library.start(get_prompt(harness, "waits"))
-        await wait_until_busy(run)
+    async with start_run(harness, "waits") as run:
         answer = await run.steer("more")
         release_runs(harness)
         ended = await run.result()
 
-    played = await read_record(harness, ended)
-    check_order(played)
+    played = await check_record(harness, ended)
     assert isinstance(answer, Refused)
     assert answer.reason
     assert ended.status == "completed"
     assert [item.status for item in played.items] == ["completed", "cancelled"]
 
 
-@promise("waits", abilities=("steer",))
+@make_promise("waits", abilities=("steer",))
 async def check_the_fate_of_a_message_is_recorded(harness: ProviderHarness) -> None:
-    async with open_program(harness) as library:
-        run = await library.start(get_prompt(harness, "waits"))
-        await wait_until_busy(run)
+    async with start_run(harness, "waits") as run:
         offer = await steer(run, "more")
         await wait_for_event(run, FollowupOffered)
         release_runs(harness)
         ended = await run.result()
 
-    played = await read_record(harness, ended)
-    check_order(played)
+    played = await check_record(harness, ended)
     assert ended.status == "completed"
     assert _check_fate(played, offer.item) in {"absorbed", "own_turn"}
     assert [item.status for item in played.items] == ["completed", "completed"]
 
 
-@promise("waits", abilities=("steer",))
+@make_promise("waits", abilities=("steer",))
 async def check_any_program_can_steer(harness: ProviderHarness) -> None:
-    async with open_program(harness) as library:
-        run = await library.start(get_prompt(harness, "waits"))
-        await wait_until_busy(run)
-        async with harness.library() as other:
+    async with start_run(harness, "waits") as run:
+        async with harness.open_library() as other:
             offer = await steer(await other.run(run.id), "more")
         await wait_for_event(run, FollowupOffered)
         release_runs(harness)
         ended = await run.result()
 
-    assert _check_fate(await read_record(harness, ended), offer.item) in {"absorbed", "own_turn"}
+    assert _check_fate(await check_record(harness, ended), offer.item) in {"absorbed", "own_turn"}
 
 
-@promise("hangs", abilities=("steer",))
+@make_promise("hangs", abilities=("steer",))
 async def check_a_message_of_a_cancelled_run_has_one_fate(harness: ProviderHarness) -> None:
-    async with open_program(harness) as library:
-        run = await library.start(get_prompt(harness, "hangs"))
-        await wait_until_busy(run)
+    async with start_run(harness, "hangs") as run:
         offer = await steer(run, "more")
         await wait_for_event(run, FollowupOffered)
         await run.cancel()
         ended = await run.result()
 
-    played = await read_record(harness, ended)
-    check_order(played)
+    played = await check_record(harness, ended)
     _check_fate(played, offer.item)
     assert [item.status for item in played.items] == ["cancelled", "cancelled"]
 
@@ -139,30 +127,29 @@ async def _wait_for_approval(
 
 
 def _check_answered(played: PlayedRun, asked: ApprovalRequested, verdict: str) -> None:
-    check_order(played)
     [resolved] = played.select(ApprovalResolved)
     assert (resolved.approval, resolved.verdict) == (asked.approval, verdict)
     assert played.run.status == "completed"
 
 
-@promise("asks", abilities=("approvals",))
+@make_promise("asks", abilities=("approvals",))
 async def check_an_allowed_tool_runs(harness: ProviderHarness) -> None:
     async with _wait_for_approval(harness) as (run, asked):
         await run.decide(asked.approval, Verdict(True))
         ended = await run.result()
 
-    played = await read_record(harness, ended)
+    played = await check_record(harness, ended)
     _check_answered(played, asked, "allow")
     assert asked.tool_name in {tool.tool_name for tool in played.select(ToolCompleted)}
 
 
-@promise("asks", abilities=("approvals",))
+@make_promise("asks", abilities=("approvals",))
 async def check_a_denied_tool_does_not_run(harness: ProviderHarness) -> None:
     async with _wait_for_approval(harness) as (run, asked):
         await run.decide(asked.approval, Verdict(False, "not today"))
         ended = await run.result()
 
-    played = await read_record(harness, ended)
+    played = await check_record(harness, ended)
     _check_answered(played, asked, "deny")
     assert asked.tool_name in {tool.tool_name for tool in played.select(ToolFailed)}
     assert played.select(ToolCompleted) == []
@@ -172,7 +159,7 @@ def _find_change_ability(harness: ProviderHarness) -> str | None:
     return "it can change the input" if "change_input" in harness.abilities else None
 
 
-@promise("asks", abilities=("approvals",), unless=_find_change_ability)
+@make_promise("asks", abilities=("approvals",), unless=_find_change_ability)
 async def check_a_changed_input_is_refused_by_name(harness: ProviderHarness) -> None:
     """A tool must not run with another input than the approved one."""
     async with _wait_for_approval(harness) as (run, asked):
@@ -185,26 +172,25 @@ async def check_a_changed_input_is_refused_by_name(harness: ProviderHarness) -> 
         await run.decide(asked.approval, Verdict(False))
         ended = await run.result()
 
-    played = await read_record(harness, ended)
+    played = await check_record(harness, ended)
     assert refused == "change_input"
     _check_answered(played, asked, "deny")
     assert played.select(ToolCompleted) == []
 
 
-@promise("asks", abilities=("approvals",))
+@make_promise("asks", abilities=("approvals",))
 async def check_a_denial_may_end_the_turn(harness: ProviderHarness) -> None:
     async with _wait_for_approval(harness) as (run, asked):
         await run.decide(asked.approval, Verdict(False, "stop here", ends_turn=True))
         ended = await run.result()
 
-    played = await read_record(harness, ended)
-    check_order(played)
+    played = await check_record(harness, ended)
     assert ended.status == "cancelled"
     assert [each.verdict for each in played.select(ApprovalResolved)] == ["deny"]
     assert played.select(ToolCompleted) == []
 
 
-@promise("asks", abilities=("approvals",))
+@make_promise("asks", abilities=("approvals",))
 async def check_the_first_answer_counts(harness: ProviderHarness) -> None:
     async with _wait_for_approval(harness) as (run, asked):
         await run.decide("unknown", Verdict(False))
@@ -212,16 +198,15 @@ async def check_the_first_answer_counts(harness: ProviderHarness) -> None:
         await run.decide(asked.approval, Verdict(False))
         ended = await run.result()
 
-    _check_answered(await read_record(harness, ended), asked, "allow")
+    _check_answered(await check_record(harness, ended), asked, "allow")
 
 
-@promise("asks", abilities=("approvals",))
+@make_promise("asks", abilities=("approvals",))
 async def check_a_run_can_be_cancelled_during_an_approval(harness: ProviderHarness) -> None:
     async with _wait_for_approval(harness) as (run, _):
         await run.cancel()
         ended = await run.result()
 
-    played = await read_record(harness, ended)
-    check_order(played)
+    played = await check_record(harness, ended)
     assert (ended.status, ended.stop_reason) == ("cancelled", "user_stop")
     assert played.select(ToolCompleted) == []

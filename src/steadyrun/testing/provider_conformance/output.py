@@ -13,15 +13,14 @@ from steadyrun.model.event import (
     Unknown,
 )
 from steadyrun.model.event_json import to_data
-from steadyrun.model.secret import REDACTED
+from steadyrun.model.token_shapes import REDACTED
 from steadyrun.testing.provider_conformance.fixtures import (
     PlayedRun,
-    check_order,
     get_expected,
     get_prompt,
     play,
 )
-from steadyrun.testing.provider_conformance.harness import ProviderHarness, Situation, promise
+from steadyrun.testing.provider_conformance.harness import ProviderHarness, Situation, make_promise
 
 STILL_RUNNING = "still_running"
 
@@ -29,42 +28,39 @@ STILL_RUNNING = "still_running"
 async def _check_kept(harness: ProviderHarness, situation: Situation) -> None:
     played = await play(harness, situation)
 
-    check_order(played)
     assert played.run.status == "completed"
     kept = [event.raw if event.text is None else event.text for event in played.select(Unknown)]
     assert get_expected(harness, situation) in kept
 
 
-@promise("is_novel")
+@make_promise("is_novel")
 async def check_an_unknown_frame_is_kept(harness: ProviderHarness) -> None:
     await _check_kept(harness, "is_novel")
 
 
-@promise("is_no_json")
+@make_promise("is_no_json")
 async def check_a_line_without_json_is_kept(harness: ProviderHarness) -> None:
     await _check_kept(harness, "is_no_json")
 
 
-@promise("is_no_text")
+@make_promise("is_no_text")
 async def check_a_line_of_invalid_utf8_is_kept(harness: ProviderHarness) -> None:
     await _check_kept(harness, "is_no_text")
 
 
-@promise("floods_stderr")
+@make_promise("floods_stderr")
 async def check_stderr_does_not_block_and_is_not_stored(harness: ProviderHarness) -> None:
     played = await play(harness, "floods_stderr")
 
-    check_order(played)
     assert played.run.status == "completed"
     assert not any(type(entry.event) in LIVE_ONLY for entry in played.stored)
     assert any(isinstance(entry.event, OutputRaw) for entry in played.live)
 
 
-@promise("leaves_tool")
+@make_promise("leaves_tool")
 async def check_an_open_tool_is_closed_at_the_end(harness: ProviderHarness) -> None:
     played = await play(harness, "leaves_tool")
 
-    check_order(played)
     started = {tool.tool_call_id for tool in played.select(ToolStarted)}
     ended = [tool.tool_call_id for tool in played.select(ToolCompleted)]
     ended += [tool.tool_call_id for tool in played.select(ToolFailed)]
@@ -72,7 +68,7 @@ async def check_an_open_tool_is_closed_at_the_end(harness: ProviderHarness) -> N
     assert STILL_RUNNING in {tool.error for tool in played.select(ToolFailed)}
 
 
-@promise("tells_secret")
+@make_promise("tells_secret")
 async def check_no_secret_is_published(harness: ProviderHarness) -> None:
     played = await play(harness, "tells_secret")
 
@@ -82,7 +78,7 @@ async def check_no_secret_is_published(harness: ProviderHarness) -> None:
         _check_files(harness)
 
 
-@promise("tells_secret_in_pieces")
+@make_promise("tells_secret_in_pieces")
 async def check_no_secret_is_published_in_pieces(harness: ProviderHarness) -> None:
     played = await play(harness, "tells_secret_in_pieces")
 
@@ -93,7 +89,6 @@ async def check_no_secret_is_published_in_pieces(harness: ProviderHarness) -> No
 def _check_secrecy(harness: ProviderHarness, played: PlayedRun) -> None:
     """Check that the secret is neither in one event nor in the joined pieces of several."""
     secret = harness.secret.reveal()
-    check_order(played)
     assert played.run.status == "completed"
     texts = [msgspec.json.encode(to_data(entry.event)).decode() for entry in played.published]
     texts += [msgspec.json.encode(to_data(entry.event)).decode() for entry in played.stored]

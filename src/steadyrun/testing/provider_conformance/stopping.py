@@ -5,14 +5,14 @@ import anyio.to_thread
 
 from steadyrun.model.run import Run
 from steadyrun.testing.provider_conformance.fixtures import (
-    check_order,
+    check_record,
     get_prompt,
     open_program,
     play,
-    read_record,
+    start_run,
     wait_until_busy,
 )
-from steadyrun.testing.provider_conformance.harness import ProviderHarness, promise
+from steadyrun.testing.provider_conformance.harness import ProviderHarness, make_promise
 
 _SHORT_SECONDS = 0.2
 
@@ -24,62 +24,55 @@ def _check_cancelled(run: Run, reason: str | None = None) -> None:
         assert run.error.message == reason
 
 
-@promise("hangs")
+@make_promise("hangs")
 async def check_a_cancelled_run_ends(harness: ProviderHarness) -> None:
-    async with open_program(harness) as library:
-        run = await library.start(get_prompt(harness, "hangs"))
-        await wait_until_busy(run)
+    async with start_run(harness, "hangs") as run:
         await run.cancel("enough")
         ended = await run.result()
         assert await run.cancel("again") == ended
 
-    played = await read_record(harness, ended)
-    check_order(played)
+    played = await check_record(harness, ended)
     _check_cancelled(ended, "enough")
     assert [item.status for item in played.items] == ["cancelled"]
 
 
-@promise("hangs")
+@make_promise("hangs")
 async def check_cancelling_twice_ends_the_run_once(harness: ProviderHarness) -> None:
-    async with open_program(harness) as library:
-        run = await library.start(get_prompt(harness, "hangs"))
-        await wait_until_busy(run)
+    async with start_run(harness, "hangs") as run:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run.cancel, "first")
             tasks.start_soon(run.cancel, "second")
         ended = await run.result()
 
-    check_order(await read_record(harness, ended))
+    await check_record(harness, ended)
     assert ended.error
     assert ended.error.message in {"first", "second"}
 
 
-@promise("hangs")
+@make_promise("hangs")
 async def check_a_run_can_be_cancelled_before_it_begins(harness: ProviderHarness) -> None:
     async with open_program(harness) as library:
         run = await library.start(get_prompt(harness, "hangs"))
         await run.cancel("too soon")
         ended = await run.result()
 
-    check_order(await read_record(harness, ended))
+    await check_record(harness, ended)
     _check_cancelled(ended, "too soon")
 
 
-@promise("hangs")
+@make_promise("hangs")
 async def check_any_program_can_cancel(harness: ProviderHarness) -> None:
-    async with open_program(harness) as library:
-        run = await library.start(get_prompt(harness, "hangs"))
-        await wait_until_busy(run)
-        async with harness.library() as other:
+    async with start_run(harness, "hangs") as run:
+        async with harness.open_library() as other:
             await (await other.run(run.id)).cancel()
             ended = await (await other.run(run.id)).result()
         await run.result()
 
-    check_order(await read_record(harness, ended))
+    await check_record(harness, ended)
     _check_cancelled(ended)
 
 
-@promise("answers")
+@make_promise("answers")
 async def check_an_ended_run_cannot_be_cancelled(harness: ProviderHarness) -> None:
     played = await play(harness, "answers")
 
@@ -87,49 +80,44 @@ async def check_an_ended_run_cannot_be_cancelled(harness: ProviderHarness) -> No
         assert await (await library.run(played.run.id)).cancel() == played.run
 
 
-@promise("is_deaf")
+@make_promise("is_deaf")
 async def check_an_unresponsive_run_is_killed(harness: ProviderHarness) -> None:
-    async with open_program(harness) as library:
-        run = await library.start(get_prompt(harness, "is_deaf"))
-        await wait_until_busy(run)
+    async with start_run(harness, "is_deaf") as run:
         await run.cancel()
         ended = await run.result()
 
-    check_order(await read_record(harness, ended))
+    await check_record(harness, ended)
     _check_cancelled(ended)
 
 
-@promise("hangs")
+@make_promise("hangs")
 async def check_a_run_times_out(harness: ProviderHarness) -> None:
     played = await play(harness, "hangs", timeout_seconds=_SHORT_SECONDS)
 
-    check_order(played)
     assert (played.run.status, played.run.stop_reason) == ("timed_out", "wall_timeout")
     assert [item.status for item in played.items] == ["failed"]
 
 
-@promise("crashes")
+@make_promise("crashes")
 async def check_a_crash_is_a_named_error(harness: ProviderHarness) -> None:
     played = await play(harness, "crashes")
 
-    check_order(played)
     assert played.run.status == "failed"
     assert played.run.error
     assert played.run.error.code
     assert played.run.diagnostic
 
 
-@promise("leaves_process")
+@make_promise("leaves_process")
 async def check_a_process_left_by_a_run_is_killed(harness: ProviderHarness) -> None:
     played = await play(harness, "leaves_process")
 
-    check_order(played)
     assert played.run.status == "completed"
 
 
-@promise("hangs")
+@make_promise("hangs")
 async def check_runs_continue_after_their_program_ends(harness: ProviderHarness) -> None:
-    async with harness.library() as library:
+    async with harness.open_library() as library:
         run = await library.start(get_prompt(harness, "hangs"))
         await wait_until_busy(run)
 
@@ -138,7 +126,7 @@ async def check_runs_continue_after_their_program_ends(harness: ProviderHarness)
         await reopened.cancel("now")
         ended = await reopened.result()
 
-    check_order(await read_record(harness, ended))
+    await check_record(harness, ended)
     _check_cancelled(ended, "now")
 
 
@@ -146,15 +134,13 @@ def _find_big_disk(harness: ProviderHarness) -> str | None:
     return None if harness.has_small_disk else "its disk must not be filled"
 
 
-@promise("hangs", unless=_find_big_disk)
+@make_promise("hangs", unless=_find_big_disk)
 async def check_a_full_disk_ends_the_run(harness: ProviderHarness) -> None:
-    async with open_program(harness) as library:
-        run = await library.start(get_prompt(harness, "hangs"))
-        await wait_until_busy(run)
+    async with start_run(harness, "hangs") as run:
         await anyio.to_thread.run_sync(harness.fill_disk)
         ended = await run.result()
 
-    check_order(await read_record(harness, ended))
+    await check_record(harness, ended)
     assert (ended.status, ended.stop_reason) == ("failed", "disk_full")
     assert ended.error
     assert ended.error.code == "disk_full"

@@ -21,6 +21,7 @@ from steadyrun.testing.store_conformance import (
     offers,
     reads,
     requests,
+    retention,
     retries,
     runs,
     snapshots,
@@ -31,16 +32,16 @@ from steadyrun.testing.store_conformance import (
 from steadyrun.testing.store_conformance.harness import Promise, StoreHarness
 
 
-def _promises(*rooms: ModuleType) -> tuple[Promise, ...]:
+def _collect_promises(*rooms: ModuleType) -> tuple[Promise, ...]:
     return tuple(
         check for room in rooms for name, check in vars(room).items() if name.startswith("check_")
     )
 
 
-PROMISES = _promises(
+PROMISES = _collect_promises(
     agents, items, lanes, starts, offers, requests, next_item, retries, warm_lanes, takeover,
-    snapshots, events, approvals, gates, accounts, failover, reads, runs, lifecycle,
+    snapshots, events, approvals, gates, accounts, failover, reads, runs, retention, lifecycle,
 )  # fmt: skip
-DURABLE_PROMISES = _promises(durability)
+DURABLE_PROMISES = _collect_promises(durability)
 
 __all__ = ["DURABLE_PROMISES", "PROMISES", "Promise", "StoreHarness"]

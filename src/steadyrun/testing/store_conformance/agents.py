@@ -1,6 +1,5 @@
 """Promises about agents: lasting ones are listed, changed and removed; direct ones only run."""
 
-from collections.abc import Callable
 from datetime import timedelta
 
 from msgspec.structs import replace
@@ -18,8 +17,8 @@ from steadyrun.testing.store_conformance.fixtures import (
     claim_lanes,
     expect_error,
     expect_refused,
+    make_run_creator,
     run_overlapping,
-    send,
     set_scene,
     set_warm,
     set_working,
@@ -27,13 +26,13 @@ from steadyrun.testing.store_conformance.fixtures import (
 from steadyrun.testing.store_conformance.harness import StoreHarness
 
 
-async def check_a_direct_agent_is_hired_at_work(harness: StoreHarness) -> None:
+async def check_a_direct_agent_is_started_in_one_step(harness: StoreHarness) -> None:
     store = await harness.open()
     holder = (await store.join("worker")).id
-    agent = _direct(harness, "run_1")
+    agent = _make_direct(harness, "run_1")
 
     started = await store.start_direct(
-        holder, agent, Message(agent.id, "go", "call"), _opened(harness)
+        holder, agent, Message(agent.id, "go", "call"), make_run_creator()
     )
 
     claim, run = started.claim, started.run
@@ -47,65 +46,65 @@ async def check_a_direct_agent_is_hired_at_work(harness: StoreHarness) -> None:
     assert await store.agent("run_1") == await store.agent(agent.id) == agent
 
 
-async def check_who_cannot_be_hired_leaves_nothing(harness: StoreHarness) -> None:
+async def check_a_refused_direct_start_writes_nothing(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
-    store, agent, bo = scene.store, _direct(harness, "ada"), _direct(harness, "bo")
+    store, agent, bo = scene.store, _make_direct(harness, "ada"), _make_direct(harness, "bo")
     gone = (await store.join("worker")).id
     await store.leave(gone)
-    opened, go = _opened(harness), Message(bo.id, "go")
+    create_run, go = make_run_creator(), Message(bo.id, "go")
 
-    elsewhere = store.start_direct(scene.holder, bo, Message(scene.agent, "go"), opened)
+    elsewhere = store.start_direct(scene.holder, bo, Message(scene.agent, "go"), create_run)
     await expect_refused(store, ChangeRefused, elsewhere)
-    taken = store.start_direct(scene.holder, agent, Message(agent.id, "go"), opened)
+    taken = store.start_direct(scene.holder, agent, Message(agent.id, "go"), create_run)
     await expect_refused(store, NameTaken, taken)
-    await expect_refused(store, HolderGone, store.start_direct(gone, bo, go, opened))
-    await expect_refused(store, NotFound, store.start_direct(scene.holder, bo, go, _unknown))
+    await expect_refused(store, HolderGone, store.start_direct(gone, bo, go, create_run))
+    await expect_refused(store, NotFound, store.start_direct(scene.holder, bo, go, _fail_to_create))
     until = harness.clock.now() + timedelta(minutes=15)
     await store.update_gate("claude", Closed(until, "rate limit"))
-    await expect_refused(store, ChangeRefused, store.start_direct(scene.holder, bo, go, opened))
+    await expect_refused(store, ChangeRefused, store.start_direct(scene.holder, bo, go, create_run))
 
     await expect_error(NotFound, store.agent(agent.id))
     await expect_error(NotFound, store.agent(bo.id))
 
 
-async def check_a_look_tells_how_every_agent_stands(harness: StoreHarness) -> None:
+async def check_an_overview_has_lane_session_item_and_usage(harness: StoreHarness) -> None:
     working = await set_working(harness, "bo")
-    store, scene, claim = working.store, working.scene, working.claim
-    await store.append(claim, working.batch(0, 10, run=None, token=working.token("one")))
+    store, claim = working.store, working.claim
+    await store.append(claim, working.make_batch(0, 10, run=None, token=working.make_token("one")))
     ada = await set_warm(harness, "ada", store=store)
     early = harness.clock.now()
     harness.clock.advance(timedelta(hours=1))
     since = harness.clock.now()
-    await ada.scene.send("next")
-    [started] = await store.start(ada.scene.holder, _opened(harness), agent=ada.scene.agent)
-    await ada.scene.finish(started.claim, usage=Usage(1, 2), cost=Cost(0.5, "known"))
-    await scene.send("later")
-    await store.add_agent(_direct(harness, "run_1"))
+    await ada.send("next")
+    [started] = await ada.start(1, agent=ada.agent)
+    await ada.finish(started.claim, usage=Usage(1, 2), cost=Cost(0.5, "known"))
+    await working.send("later")
+    await store.add_agent(_make_direct(harness, "run_1"))
 
     [first, second] = await store.agent_overviews(since)
 
     assert [first.agent, second.agent] == await store.agents()
     assert [first.lane, second.lane] == [await store.lane(a.id) for a in await store.agents()]
     assert (first.session, first.item, first.run) == (None, None, None)
-    assert second.session == await store.session(scene.agent, "claude")
+    assert second.session == (await store.sessions(working.agent)).get("claude")
     assert (second.item, second.run) == (await store.item(claim.item.id), working.run)
-    assert first.usage == await store.usage(agent=ada.scene.agent, since=since)
+    assert {"ada": first.usage} == await store.usage("agent", agent=ada.agent, since=since)
     assert (first.usage.runs, second.usage) == (1, UsageSum())
     assert [
-        look.usage.runs for look in await store.agent_overviews(early - timedelta(hours=9))
+        overview.usage.runs for overview in await store.agent_overviews(early - timedelta(hours=9))
     ] == [2, 1]
-    assert await store.agent_overviews(since, agent=scene.agent) == [second]
+    assert await store.agent_overviews(since, agent=working.agent) == [second]
 
 
-async def check_nothing_goes_on_once_the_run_has_ended(harness: StoreHarness) -> None:
+async def check_an_overview_shows_no_item_after_the_run_has_ended(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    store, scene = working.store, working.scene
-    absorbed = await scene.send("more")
+    store = working.store
+    absorbed = await working.send("more")
     await store.offer_followups(working.claim)
-    await store.absorb(working.claim, absorbed.id)
+    await store.close_offer(working.claim, absorbed.id, "absorbed")
     [going] = await store.agent_overviews(harness.clock.now())
 
-    await store.change(working.claim, working.run, scene.ended())
+    await store.change(working.claim, working.run, working.make_end())
     [ended] = await store.agent_overviews(harness.clock.now())
 
     assert going.item
@@ -115,7 +114,7 @@ async def check_nothing_goes_on_once_the_run_has_ended(harness: StoreHarness) ->
 
 async def check_direct_agents_are_not_listed(harness: StoreHarness) -> None:
     store = await harness.open()
-    direct = _direct(harness, "aaa")
+    direct = _make_direct(harness, "aaa")
     await store.add_agent(direct)
     for name in ("cy", "bo"):
         await add_agent(harness, store, name)
@@ -124,7 +123,7 @@ async def check_direct_agents_are_not_listed(harness: StoreHarness) -> None:
     assert await store.agent("aaa") == direct
 
 
-async def check_an_agent_is_changed_as_it_was_read(harness: StoreHarness) -> None:
+async def check_an_agent_is_changed_only_from_its_stored_state(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     store, was = scene.store, await scene.store.agent("ada")
     changed = replace(was, name="eve", providers=("codex", "claude"), model="large")
@@ -133,16 +132,16 @@ async def check_an_agent_is_changed_as_it_was_read(harness: StoreHarness) -> Non
 
     assert await store.agent("eve") == await store.agent(scene.agent) == changed
     await expect_error(NotFound, store.agent("ada"))
-    await add_agent(harness, store, "ada")
+    await scene.add_agent("ada")
     await expect_refused(store, ChangeRefused, store.set_agent(was, was=was))
     await scene.send()
-    assert await store.start(scene.holder, _never, excluded=["codex"]) == []
+    assert await store.start(scene.holder, _refuse_start, excluded=["codex"]) == []
 
 
-async def check_an_agent_is_not_made_another(harness: StoreHarness) -> None:
+async def check_the_identity_of_an_agent_cannot_be_changed(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     store, was = scene.store, await scene.store.agent("ada")
-    bo = await add_agent(harness, store, "bo")
+    bo = await scene.add_agent("bo")
 
     for changed in (replace(was, is_direct=True), replace(was, removed_at=harness.clock.now())):
         await expect_refused(store, ChangeRefused, store.set_agent(changed, was=was))
@@ -153,7 +152,7 @@ async def check_an_agent_is_not_made_another(harness: StoreHarness) -> None:
     await expect_refused(store, NotFound, store.set_agent(unknown, was=unknown))
 
 
-async def check_of_two_changes_one_wins(harness: StoreHarness) -> None:
+async def check_one_of_two_concurrent_changes_is_refused(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     other, was = await harness.open(), await scene.store.agent("ada")
 
@@ -171,39 +170,39 @@ async def check_of_two_changes_one_wins(harness: StoreHarness) -> None:
     assert (await other.agent("ada")).model == expected
 
 
-async def check_who_is_removed_leaves_name_and_record(harness: StoreHarness) -> None:
+async def check_a_removed_agent_frees_its_name_and_keeps_its_record(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    store, scene = working.store, working.scene
-    await store.append(working.claim, working.batch(0, 10))
-    item = await scene.finish(working.claim)
+    store = working.store
+    await store.append(working.claim, working.make_batch(0, 10))
+    item = await working.finish(working.claim)
     was = await store.agent("ada")
-    events = await store.events(agent=scene.agent)
+    events = await store.events(agent=working.agent)
 
-    await store.remove_agent(scene.agent)
+    await store.remove_agent(working.agent)
 
     assert await store.agents() == []
     await expect_error(NotFound, store.agent("ada"))
-    assert await store.agent(scene.agent) == replace(was, removed_at=harness.clock.now())
-    assert await store.items(scene.agent, include_settled=True) == [item]
-    assert [run.id for run in await store.runs(scene.agent)] == [working.run]
-    assert await store.events(agent=scene.agent) == events
+    assert await store.agent(working.agent) == replace(was, removed_at=harness.clock.now())
+    assert await store.items(working.agent, include_settled=True) == [item]
+    assert [run.id for run in await store.runs(working.agent)] == [working.run]
+    assert await store.events(agent=working.agent) == events
     assert events[0].agent == "ada"
-    again = await add_agent(harness, store, "ada")
+    again = await working.add_agent("ada")
     assert (await store.agent("ada")).id == again
 
 
-async def check_nothing_more_comes_to_who_is_removed(harness: StoreHarness) -> None:
+async def check_a_removed_agent_accepts_no_write(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    store, agent, claim = working.store, working.scene.agent, working.claim
-    await working.scene.finish(claim)
+    store, agent, claim = working.store, working.agent, working.claim
+    await working.finish(claim)
     await store.remove_agent(agent)
     removed = await store.agent(agent)
 
     for verb in (
         store.accept(Message(agent, "more")),
         store.lane(agent),
-        store.pause(agent),
-        store.resume(agent),
+        store.set_paused(agent, is_paused=True),
+        store.set_paused(agent, is_paused=False),
         store.remove_agent(agent),
         store.set_agent(replace(removed, model="large"), was=removed),
     ):
@@ -211,7 +210,7 @@ async def check_nothing_more_comes_to_who_is_removed(harness: StoreHarness) -> N
     for late in (
         store.offer_followups(claim),
         store.settle(claim),
-        store.append(claim, working.batch(0, 10, run=None)),
+        store.append(claim, working.make_batch(0, 10, run=None)),
         store.close_process(claim, working.process),
     ):
         await expect_refused(store, LeaseLost, late)
@@ -219,28 +218,30 @@ async def check_nothing_more_comes_to_who_is_removed(harness: StoreHarness) -> N
     await expect_refused(store, NameTaken, store.add_agent(taken))
 
 
-async def check_who_has_work_is_not_removed(harness: StoreHarness) -> None:
+async def check_an_agent_with_work_is_not_removed(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     store = scene.store
     item = await scene.send()
     await expect_refused(store, ChangeRefused, store.remove_agent(scene.agent))
-    claim = await scene.claim()
+    claim = await scene.claim_next()
     await expect_refused(store, ChangeRefused, store.remove_agent(scene.agent))
     await scene.finish(claim, "cancelled", stop_reason="shutdown")
     await store.cancel(item.id)
     await store.remove_agent(scene.agent)
     warm = await set_warm(harness, "bo", store=store)
-    await expect_refused(store, ChangeRefused, store.remove_agent(warm.scene.agent))
+    await expect_refused(store, ChangeRefused, store.remove_agent(warm.agent))
     await store.release_lane(warm.claim)
-    await store.remove_agent(warm.scene.agent)
+    await store.remove_agent(warm.agent)
     await expect_refused(store, NotFound, store.remove_agent(AgentId("agt_none")))
 
 
-async def check_a_message_beside_a_removal_is_kept_or_refused(harness: StoreHarness) -> None:
+async def check_a_message_concurrent_with_a_removal_is_stored_or_refused(
+    harness: StoreHarness,
+) -> None:
     scene = await set_scene(harness)
     other = await harness.open()
     for n in range(4):
-        agent = await add_agent(harness, scene.store, f"bo{n}")
+        agent = await scene.add_agent(f"bo{n}")
 
         async def accept(agent: AgentId = agent) -> bool:
             try:
@@ -261,39 +262,40 @@ async def check_a_message_beside_a_removal_is_kept_or_refused(harness: StoreHarn
         assert is_accepted != is_removed
 
 
-async def check_a_retired_token_is_history(harness: StoreHarness) -> None:
+async def check_a_retired_token_moves_to_the_history(harness: StoreHarness) -> None:
     working = await set_working(harness)
     store, claim = working.store, working.claim
     agent, word = claim.agent, harness.secret.reveal()
     await store.retire_token(claim, "claude", "there is none")
-    assert await store.session(agent, "claude") is None
-    await store.append(claim, working.batch(0, 10, token=working.token("one")))
+    assert (await store.sessions(agent)).get("claude") is None
+    await store.append(claim, working.make_batch(0, 10, token=working.make_token("one")))
 
     await store.retire_token(claim, "claude", f"corrupt: {word}")
     await store.retire_token(claim, "claude", "said twice")
 
-    session = await store.session(agent, "claude")
+    session = (await store.sessions(agent)).get("claude")
     assert session is not None
     assert (session.current, len(session.history)) == (None, 1)
     [old] = session.history
     assert (old.token, old.ended is not None and word not in old.ended) == ("one", True)
-    assert await store.token("claude", "one") is None
-    await store.append(claim, working.batch(10, 20, token=working.token("two")))
-    session = await store.session(agent, "claude")
+    assert await store.sessions(token=old.token) == {}
+    await store.append(claim, working.make_batch(10, 20, token=working.make_token("two")))
+    session = (await store.sessions(agent)).get("claude")
     assert session is not None
-    assert (session.current, session.history) == (working.token("two"), (old,))
-    assert await store.token("claude", "two") == working.token("two")
+    assert (session.current, session.history) == (working.make_token("two"), (old,))
+    two = working.make_token("two").token
+    assert await store.sessions(token=two) == {"claude": session}
 
 
-async def check_lasting_lanes_can_be_left_alone(harness: StoreHarness) -> None:
+async def check_lasting_lanes_can_be_left_out_of_reaping(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     store = scene.store
     await scene.send()
-    lasting = await harness.claim_and_die()
-    direct = _direct(harness, "run_1")
+    lasting = await harness.claim_and_exit()
+    direct = _make_direct(harness, "run_1")
     await store.add_agent(direct)
-    await send(harness, store, direct.id, "go")
-    dead = await harness.claim_and_die(direct.id)
+    await scene.send("go", to=direct.id)
+    dead = await harness.claim_and_exit(direct.id)
     assert (lasting.agent, dead.agent) == (scene.agent, direct.id)
 
     [first] = await store.reap(scene.holder, lasting=False)
@@ -306,10 +308,10 @@ async def check_lasting_lanes_can_be_left_alone(harness: StoreHarness) -> None:
     assert (second.agent.id, second.lease.fence) == (scene.agent, lasting.fence + 1)
 
 
-async def check_the_lane_of_a_direct_agent_is_claimed_by_name(harness: StoreHarness) -> None:
+async def check_a_direct_lane_is_claimed_only_by_name(harness: StoreHarness) -> None:
     store = await harness.open()
     holder = await store.join("worker")
-    direct = _direct(harness, "run_1")
+    direct = _make_direct(harness, "run_1")
     await store.add_agent(direct)
     await store.accept(Message(direct.id, "do"))
 
@@ -319,18 +321,13 @@ async def check_the_lane_of_a_direct_agent_is_claimed_by_name(harness: StoreHarn
     assert claim.agent == direct.id
 
 
-def _direct(harness: StoreHarness, name: str) -> Agent:
+def _make_direct(harness: StoreHarness, name: str) -> Agent:
     return Agent(harness.ids.make_agent(), name, ("claude",), "/home/x", is_direct=True)
 
 
-def _opened(harness: StoreHarness) -> Callable[[Agent, Item], Created]:
-    now = harness.clock.now()
-    return lambda agent, item: Created(harness.ids.make_run(), agent.id, item.id, "claude", now)
-
-
-def _unknown(agent: Agent, item: Item) -> Created:
+def _fail_to_create(agent: Agent, item: Item) -> Created:
     raise NotFound("run of", item.id)
 
 
-def _never(agent: Agent, item: Item) -> Created:
+def _refuse_start(agent: Agent, item: Item) -> Created:
     raise AssertionError(f"{agent} was started with {item}")

@@ -1,11 +1,13 @@
 """Promises about a record whose stores were all closed: what was acknowledged is there."""
 
+from dataclasses import replace
+
 from steadyrun.model.item import Message
 from steadyrun.store import DEDUP_RETENTION
 from steadyrun.testing.store_conformance.fixtures import (
     read_everything,
+    read_process,
     reap_claims,
-    send,
     set_eventful,
     set_scene,
     set_working,
@@ -13,7 +15,7 @@ from steadyrun.testing.store_conformance.fixtures import (
 from steadyrun.testing.store_conformance.harness import StoreHarness
 
 
-async def check_everything_is_there_after_reopening(harness: StoreHarness) -> None:
+async def check_a_reopened_store_reads_the_same(harness: StoreHarness) -> None:
     working = await set_eventful(harness)
     before = await read_everything(working.store)
     await working.store.close()
@@ -47,7 +49,7 @@ async def check_a_closed_store_holds_no_lane(harness: StoreHarness) -> None:
     assert claim.item.run == working.run
 
 
-async def check_holders_that_are_gone_are_forgotten_by_reaping(harness: StoreHarness) -> None:
+async def check_reaping_removes_dead_holders(harness: StoreHarness) -> None:
     idle, busy = await harness.open(), await set_working(harness)
     await idle.join("worker")
     await idle.close()
@@ -67,20 +69,20 @@ async def check_numbers_go_on_after_reopening(harness: StoreHarness) -> None:
     store = await harness.open()
     reaper = await store.join("reaper")
     [claim] = await reap_claims(store, reaper.id)
-    offset = (await store.process(working.process)).offset
+    offset = (await read_process(store, working.process)).offset
 
-    appended = await store.append(claim, working.batch(offset, offset + 10))
+    appended = await store.append(claim, working.make_batch(offset, offset + 10))
 
     assert (appended.count, appended.cursor) == (1, count + 1)
     assert [e.cursor for e in await store.events()] == list(range(1, count + 2))
-    item = await send(harness, store, claim.agent, "next")
+    item = await replace(working, store=store).send("next")
     assert item.seq == (await store.lane(claim.agent)).last_seq == 4
 
 
-async def check_what_the_killed_had_written_is_there(harness: StoreHarness) -> None:
+async def check_writes_of_a_killed_process_are_stored(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     await scene.send()
-    dead = await harness.claim_and_die()
+    dead = await harness.claim_and_exit()
     await scene.store.close()
 
     store = await harness.open()

@@ -1,6 +1,6 @@
-"""Sets up and reads the checks: an agent, a holder, and short names for their actions."""
+"""Provides the set-up of the checks: an agent, a holder, and short names for their actions."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -10,27 +10,20 @@ import anyio
 from steadyrun.errors import SteadyrunError
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
-from steadyrun.model.event import (
-    Emitted,
-    Event,
-    EventSource,
-    Note,
-    TextFinal,
-    make_place,
-)
+from steadyrun.model.event import Emitted, Event, EventSource, Note, TextFinal, make_place
 from steadyrun.model.gate import Closed
 from steadyrun.model.ids import AgentId, HolderId, Ids, ProcessId, RunId
-from steadyrun.model.item import Claim, Item, Message
+from steadyrun.model.item import Claim, Item, Lease, Message
 from steadyrun.model.process import Checkpoint, Process
-from steadyrun.model.run import Created, EndStatus, Finished, Launched, StopReason
+from steadyrun.model.run import Created, EndStatus, Finished, Launched
 from steadyrun.model.session import ResumeToken
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.store import Store
+from steadyrun.store import MaintainedStore, Started, Store
 from steadyrun.testing.store_conformance.harness import StoreHarness
 
 TICK = timedelta(milliseconds=1)
-# Nothing here takes a second; a check that hangs must fail, not hang.
-PATIENCE_SECONDS = 60.0
+# A check that hangs fails after this time.
+TIMEOUT_SECONDS = 60.0
 ALL = 100_000
 
 E = TypeVar("E", bound=SteadyrunError)
@@ -41,99 +34,169 @@ class Scene:
     """A store, one agent in it and one living holder."""
 
     harness: StoreHarness
-    store: Store
+    store: MaintainedStore
     agent: AgentId
     holder: HolderId
 
-    async def send(self, text: str = "work", *, key: str | None = None) -> Item:
-        return await send(self.harness, self.store, self.agent, text, key=key)
+    async def add_agent(self, name: str, **fields: Any) -> AgentId:
+        return await add_agent(self.harness, self.store, name, **fields)
 
-    async def claim(self, **fields: Any) -> Claim:
+    async def send(
+        self, text: str = "work", *, to: AgentId | None = None, key: str | None = None
+    ) -> Item:
+        """Accept a message a moment after the last step, so that ids sort as they were made."""
+        self.harness.clock.advance(TICK)
+        return (await self.store.accept(Message(to or self.agent, text, key=key))).item
+
+    async def claim_next(self, **fields: Any) -> Claim:
         """Start the next item of the agent; `fields` are those of its run."""
-        [claim] = await claim_lanes(self.store, self.holder, **fields)
+        [claim] = await self.claim_lanes(**fields)
         assert claim.agent == self.agent
         return claim
 
-    async def begin(self, claim: Claim, **fields: Any) -> RunId:
-        return await begin(self.harness, self.store, claim, **fields)
+    async def claim_lanes(
+        self, limit: int = 1, *, agent: AgentId | None = None, **fields: Any
+    ) -> list[Claim]:
+        return await claim_lanes(self.store, self.holder, limit, agent=agent, **fields)
 
-    async def open_process(self, claim: Claim, provider: str = "claude") -> ProcessId:
-        return await open_process(self.harness, self.store, claim, provider)
+    async def start(
+        self,
+        limit: int = 5,
+        *,
+        store: Store | None = None,
+        agent: AgentId | None = None,
+        excluded: Collection[str] = (),
+        **fields: Any,
+    ) -> list[Started]:
+        """Start up to `limit` items with the store, or with the store of another process."""
+        return await (store or self.store).start(
+            self.holder, make_run_creator(**fields), limit, agent=agent, excluded=excluded
+        )
+
+    async def reap_claims(self) -> list[Claim]:
+        return await reap_claims(self.store, self.holder)
+
+    async def begin(self, claim: Claim, **fields: Any) -> RunId:
+        """The run of the claim's item; a new one if the item has none."""
+        return claim.item.run or await self.create(claim, **fields)
+
+    async def create(self, claim: Claim, **fields: Any) -> RunId:
+        """Create a run for the claim's item."""
+        self.harness.clock.advance(TICK)
+        run, now = self.harness.ids.make_run(), self.harness.clock.now()
+        values = {"provider": "claude", "at": now, **fields}
+        await self.store.change(claim, run, Created(run, claim.agent, claim.item.id, **values))
+        return run
+
+    async def open_process(self, claim: Lease, provider: str = "claude") -> ProcessId:
+        process = self.make_process(claim.agent, provider)
+        await self.store.open_process(claim, process)
+        return process.id
+
+    def make_process(self, agent: AgentId, provider: str = "claude") -> Process:
+        process, now = self.harness.ids.make_process(), self.harness.clock.now()
+        place = ("here", "/keepers/1")
+        return Process(process, agent, provider, *place, now, seal="seal-1", account="work")
 
     async def finish(self, claim: Claim, status: EndStatus = "completed", **fields: Any) -> Item:
-        return await self.store.settle(claim, self.ended(status, **fields))
+        return await self.store.settle(claim, self.make_end(status, **fields))
 
-    def ended(
-        self,
-        status: EndStatus = "completed",
-        *,
-        stop_reason: StopReason | None = None,
-        text: str | None = "done",
-        **fields: Any,
-    ) -> Finished:
-        now = self.harness.clock.now()
-        return Finished(now, status, stop_reason=stop_reason, text=text, **fields)
+    def make_end(self, status: EndStatus = "completed", **fields: Any) -> Finished:
+        return Finished(self.harness.clock.now(), status, **{"text": "done", **fields})
+
+    async def list_states(self, *items: Item) -> list[tuple[str, str]]:
+        """The status and the delivery of each item, as stored."""
+        found = [await self.store.item(item.id) for item in items]
+        return [(item.status, item.delivery) for item in found]
 
 
 @dataclass(frozen=True)
-class Working:
+class Working(Scene):
     """A scene in the middle of a run: a claim, its run and its open process."""
 
-    scene: Scene
     claim: Claim
     run: RunId
     process: ProcessId
 
     @property
-    def store(self) -> Store:
-        return self.scene.store
+    def lease(self) -> Lease:
+        """The lease on the lane, without its item."""
+        return self.claim.to_lease()
 
-    def batch(self, start: int, end: int, *events: Emitted, **fields: Any) -> Batch:
-        """A batch of this run; without events it says one thing, at `end`."""
-        said = events or (self.said(end),)
+    def make_batch(self, start: int, end: int, *events: Emitted, **fields: Any) -> Batch:
+        """A batch of this run; without events it has one text, at `end`."""
         fields.setdefault("run", self.run)
-        return Batch(self.process, from_offset=start, to_offset=end, events=said, **fields)
+        events = events or (self.make_event(end),)
+        return Batch(self.process, from_offset=start, to_offset=end, events=events, **fields)
 
-    def said(self, offset: int, n: int = 0, event: Event | None = None) -> Emitted:
-        now = self.scene.harness.clock.now()
-        words = event or TextFinal(f"said at {offset}.{n}")
-        return Emitted(offset, n, now, words)
+    def make_event(self, offset: int, n: int = 0, event: Event | None = None) -> Emitted:
+        now = self.harness.clock.now()
+        return Emitted(offset, n, now, event or TextFinal(f"text at {offset}.{n}"))
 
-    def noted(self, source: EventSource, n: int) -> Emitted:
-        now = self.scene.harness.clock.now()
-        return Emitted(make_place(source, n), 0, now, Note(f"{source}{n}"))
+    def make_note(self, source: EventSource, n: int) -> Emitted:
+        return Emitted(make_place(source, n), 0, self.harness.clock.now(), Note(f"{source}{n}"))
 
-    def token(self, name: str) -> ResumeToken:
-        return ResumeToken(name, "here", "/home/ada", None, self.scene.harness.clock.now())
+    def make_token(self, name: str) -> ResumeToken:
+        return ResumeToken(name, "here", "/home/ada", None, self.harness.clock.now())
+
+
+@dataclass(frozen=True)
+class Steered(Working):
+    """A run in progress and the messages that were sent after its beginning."""
+
+    later: list[Item]
+
+    def make_unprompted(self, key: str | None = None) -> Message:
+        """A message for a turn that the process begins by itself."""
+        return Message(self.agent, "by itself", "self", key)
+
+    async def list_all_states(self) -> list[tuple[str, str]]:
+        return await self.list_states(self.claim.item, *self.later)
 
 
 async def set_scene(
     harness: StoreHarness,
     name: str = "ada",
     *,
-    store: Store | None = None,
+    store: MaintainedStore | None = None,
     **fields: Any,
 ) -> Scene:
-    """Open a store (unless given one), add an agent, join."""
+    """Open a store (unless one is given), add an agent, join."""
     store = store or await harness.open()
     agent = await add_agent(harness, store, name, **fields)
-    holder = await store.join("worker")
-    return Scene(harness, store, agent, holder.id)
+    return Scene(harness, store, agent, (await store.join("worker")).id)
 
 
 async def set_working(harness: StoreHarness, name: str = "ada", **fields: Any) -> Working:
     """A scene whose only item is being run."""
     scene = await set_scene(harness, name, **fields)
     await scene.send()
-    claim = await scene.claim()
-    run = await scene.begin(claim)
-    return Working(scene, claim, run, await scene.open_process(claim))
+    return await make_working(scene, await scene.claim_next())
+
+
+async def set_abandoned(harness: StoreHarness, name: str = "ada") -> Working:
+    """A scene whose only item is being run by another holder, which is dead."""
+    scene = await set_scene(harness, name)
+    await scene.send()
+    return await make_working(scene, await harness.claim_and_exit())
+
+
+async def make_working(scene: Scene, claim: Claim, provider: str = "claude") -> Working:
+    run, process = await scene.begin(claim), await scene.open_process(claim, provider)
+    return Working(scene.harness, scene.store, scene.agent, scene.holder, claim, run, process)
+
+
+async def set_steered(harness: StoreHarness, count: int, name: str = "ada") -> Steered:
+    """A run in progress, and `count` messages after it that may be offered to it."""
+    working = await set_working(harness, name)
+    later = [await working.send(f"later {n}") for n in range(count)]
+    return Steered(**vars(working), later=later)
 
 
 async def set_warm(harness: StoreHarness, name: str = "ada", **fields: Any) -> Working:
-    """A scene whose only item was run; the lane was kept. Its claim is good as a `Lease` only."""
+    """A scene whose only item was run; the lane was kept. Its claim is valid as a `Lease` only."""
     working = await set_working(harness, name, **fields)
-    await working.store.settle(working.claim, working.scene.ended(), keep_warm=True)
+    await working.store.settle(working.claim, working.make_end(), keep_warm=True)
     return working
 
 
@@ -143,34 +206,26 @@ async def set_eventful(harness: StoreHarness) -> Working:
     store, claim, now = working.store, working.claim, harness.clock.now()
     await store.append(
         claim,
-        working.batch(
-            0, 100, working.said(50), working.noted("s", 1), token=working.token("one"),
-            checkpoint=Checkpoint(b"\x00state", 1), change=Launched(now, working.process, now),
+        working.make_batch(
+            0, 100, working.make_event(50), working.make_note("s", 1),
+            token=working.make_token("one"), checkpoint=Checkpoint(b"\x00state", 1),
+            change=Launched(now, working.process, now),
         ),
     )  # fmt: skip
-    await store.append(claim, working.batch(100, 150, token=working.token("two")))
-    await working.scene.send("later")
-    await working.scene.send("last")
+    await store.append(claim, working.make_batch(100, 150, token=working.make_token("two")))
+    await working.send("later")
+    await working.send("last")
     await store.offer_followups(claim)
     await store.update_gate("codex", Closed(now + timedelta(hours=1), "limit"), account="work")
-    await _settle_another(harness, store, working)
-    await store.pause(await add_agent(harness, store, "paused"))
-    await _keep_warm(harness, store, working)
+    await working.send(to=await working.add_agent("bo"))
+    [settled] = await working.claim_lanes(metadata={"k": [1]})
+    await working.finish(settled, usage=Usage(1, 2), cost=Cost(0.5, "known"))
+    await store.set_paused(await working.add_agent("paused"), is_paused=True)
+    await working.send(to=(warm := await working.add_agent("warm")))
+    [kept] = await working.claim_lanes()
+    await store.settle(kept, working.make_end(), keep_warm=True)
+    await working.send("next", to=warm)
     return working
-
-
-async def _keep_warm(harness: StoreHarness, store: Store, working: Working) -> None:
-    agent = await add_agent(harness, store, "warm")
-    await send(harness, store, agent, "done already")
-    [claim] = await claim_lanes(store, working.scene.holder)
-    await store.settle(claim, working.scene.ended(), keep_warm=True)
-    await send(harness, store, agent, "next")
-
-
-async def _settle_another(harness: StoreHarness, store: Store, working: Working) -> None:
-    await send(harness, store, await add_agent(harness, store, "bo"), "done already")
-    [claim] = await claim_lanes(store, working.scene.holder, metadata={"k": [1]})
-    await working.scene.finish(claim, usage=Usage(1, 2), cost=Cost(0.5, "known"))
 
 
 async def add_agent(
@@ -187,14 +242,6 @@ async def add_agent(
     return agent.id
 
 
-async def send(
-    harness: StoreHarness, store: Store, agent: AgentId, text: str, *, key: str | None = None
-) -> Item:
-    """Accept a message, a moment after whatever was before: ids then sort as they were made."""
-    harness.clock.advance(TICK)
-    return (await store.accept(Message(agent, text, key=key))).item
-
-
 async def claim_lanes(
     store: Store, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None, **fields: Any
 ) -> list[Claim]:
@@ -209,39 +256,10 @@ def make_run_creator(**fields: Any) -> Callable[[Agent, Item], Created]:
     def create_run(agent: Agent, item: Item) -> Created:
         at = item.started_at
         assert at
-        values = {"provider": agent.provider, **fields}
-        return Created(Ids(lambda: at).make_run(), agent.id, item.id, at=at, **values)
+        values = {"provider": agent.provider, "at": at, **fields}
+        return Created(Ids(lambda: at).make_run(), agent.id, item.id, **values)
 
     return create_run
-
-
-async def begin(harness: StoreHarness, store: Store, claim: Claim, **fields: Any) -> RunId:
-    """The run of the claim's item; a new one if the item has none."""
-    if claim.item.run is not None:
-        return claim.item.run
-    return await create(harness, store, claim, **fields)
-
-
-async def create(harness: StoreHarness, store: Store, claim: Claim, **fields: Any) -> RunId:
-    """Create a run for the claim's item."""
-    harness.clock.advance(TICK)
-    run, now = harness.ids.make_run(), harness.clock.now()
-    fields.setdefault("provider", "claude")
-    await store.change(claim, run, Created(run, claim.agent, claim.item.id, at=now, **fields))
-    return run
-
-
-async def open_process(
-    harness: StoreHarness, store: Store, claim: Claim, provider: str = "claude"
-) -> ProcessId:
-    process, now = harness.ids.make_process(), harness.clock.now()
-    await store.open_process(
-        claim,
-        Process(
-            process, claim.agent, provider, "here", "/keepers/1", now, seal="seal-1", account="work"
-        ),
-    )
-    return process
 
 
 async def reap_claims(store: Store, holder: HolderId) -> list[Claim]:
@@ -259,7 +277,7 @@ async def expect_error(kind: type[E], verb: Awaitable[object]) -> E:
 
 
 async def expect_refused(store: Store, kind: type[E], verb: Awaitable[object]) -> E:
-    """As `refused`, and the record is as it was before."""
+    """As `expect_error`, and the record is as it was before."""
     before = await read_everything(store)
     error = await expect_error(kind, verb)
     assert await read_everything(store) == before
@@ -267,27 +285,31 @@ async def expect_refused(store: Store, kind: type[E], verb: Awaitable[object]) -
 
 
 async def run_overlapping(harness: StoreHarness, verbs: Sequence[Awaitable[Any]]) -> list[Any]:
-    """Begin all of `verbs` in this order, before any of them can write; their answers."""
-    answers: list[Any] = [None] * len(verbs)
+    """Begin all of `verbs` in this order, before any of them can write; their results."""
+    results: list[Any] = [None] * len(verbs)
 
-    async def see_through(n: int) -> None:
-        answers[n] = await verbs[n]
+    async def run_verb(n: int) -> None:
+        results[n] = await verbs[n]
 
-    with anyio.fail_after(PATIENCE_SECONDS):
-        async with anyio.create_task_group() as tasks, harness.stalled():
+    with anyio.fail_after(TIMEOUT_SECONDS):
+        async with anyio.create_task_group() as tasks, harness.pause_writes():
             for n in range(len(verbs)):
-                tasks.start_soon(see_through, n)
+                tasks.start_soon(run_verb, n)
                 await anyio.wait_all_tasks_blocked()
-    return answers
+    return results
+
+
+async def read_process(store: Store, process: ProcessId) -> Process:
+    [found] = await store.processes([process])
+    return found
 
 
 async def read_everything(store: Store) -> dict[str, object]:
-    """What every read verb answers, for comparing a record with itself."""
+    """The results of every read verb, for comparing a record with itself."""
     agents = await store.agents()
     runs = await store.runs(limit=ALL)
-    opened = await store.open_processes()
+    opened = await store.processes()
     processes = {p.id for p in opened} | {run.process for run in runs if run.process}
-    providers = {name for agent in agents for name in agent.providers}
     return {
         "agents": agents,
         "lanes": [await store.lane(agent.id) for agent in agents],
@@ -295,15 +317,15 @@ async def read_everything(store: Store) -> dict[str, object]:
         "unsettled": await store.items(limit=ALL),
         "runs": runs,
         "open": opened,
-        "processes": [await store.process(process) for process in sorted(processes)],
-        "sessions": [await store.session(a.id, p) for a in agents for p in sorted(providers)],
+        "processes": await store.processes(processes),
+        "sessions": [await store.sessions(agent.id) for agent in agents],
         "events": await store.events(limit=ALL),
         "last": await store.events(limit=ALL, newest=True),
-        "known": [
+        "snapshots": [
             await store.lane_snapshots({agent.id: None for agent in agents}),
             *[await store.lane_snapshots({run.agent: run.id}) for run in runs],
         ],
-        "usage": [await store.usage(), *[await store.usage(agent=a.id) for a in agents]],
+        "usage": [await store.usage("provider", agent=a) for a in [None, *(a.id for a in agents)]],
         "gates": await store.gates(),
         "all gates": await store.gates(include_others=True),
         "approvals": await store.approvals(include_settled=True, limit=ALL),

@@ -9,15 +9,15 @@ from steadyrun.model.gate import Accounts
 from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.item import Claim
 from steadyrun.model.secret import Secret
-from steadyrun.store import Store
+from steadyrun.store import MaintainedStore
 from steadyrun.testing.clock import FakeClock
 
 
 class StoreHarness(Protocol):
-    """One empty record, seen by as many processes as a check opens.
+    """One empty record, shared by as many processes as a check opens.
 
-    Every store is opened with `clock` and with a Scrubber that knows `secret`; `ids` is for what
-    the check itself names. `accounts` are those that this process is configured with.
+    Every store is opened with `clock` and with a Scrubber of `secret`; `ids` makes the ids that
+    the check itself needs. `accounts` are those that this process is configured with.
     """
 
     clock: FakeClock
@@ -26,13 +26,13 @@ class StoreHarness(Protocol):
 
     async def open(
         self, hints: Notifier | None = None, *, accounts: Accounts | None = None
-    ) -> Store:
-        """Another process's view of the same record. The harness closes all at the end."""
+    ) -> MaintainedStore:
+        """Open the record as another process does. The harness closes all stores at the end."""
 
-    async def claim_and_die(self, agent: AgentId | None = None) -> Claim:
-        """Let a holder elsewhere join, claim one lane and be gone without a word."""
+    async def claim_and_exit(self, agent: AgentId | None = None) -> Claim:
+        """Let a holder in another process join, claim one lane and end without `leave`."""
 
-    def stalled(self) -> AbstractAsyncContextManager[None]:
+    def pause_writes(self) -> AbstractAsyncContextManager[None]:
         """Make every write wait until the block is left, so that writes begun inside overlap."""
 
 

@@ -15,11 +15,9 @@ from steadyrun.model.run import EndStatus
 from steadyrun.store import DEDUP_RETENTION
 from steadyrun.testing.store_conformance.fixtures import (
     add_agent,
-    claim_lanes,
     expect_refused,
     read_everything,
     run_overlapping,
-    send,
     set_scene,
     set_working,
 )
@@ -54,7 +52,7 @@ async def check_a_name_is_taken_once(harness: StoreHarness) -> None:
         assert error.name == name
 
 
-async def check_what_comes_with_a_message_is_kept(harness: StoreHarness) -> None:
+async def check_the_payload_of_a_message_is_stored(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     old = await scene.send()
     file = Attachment("a b.png", "attachments/ab12", 12, "image/png")
@@ -74,21 +72,20 @@ async def check_unknown_ids_are_not_found(harness: StoreHarness) -> None:
     for kind, name, verb in [
         ("agent", "missing", store.agent("missing")),
         ("agent", agent, store.lane(agent)),
-        ("agent", agent, store.pause(agent)),
-        ("agent", agent, store.resume(agent)),
+        ("agent", agent, store.set_paused(agent, is_paused=True)),
+        ("agent", agent, store.set_paused(agent, is_paused=False)),
         ("agent", agent, store.accept(Message(agent, "hello", key="k"))),
         ("item", item, store.item(item)),
         ("item", item, store.cancel(item)),
         ("run", "run_none", store.run(RunId("run_none"))),
-        ("process", "prc_none", store.process(ProcessId("prc_none"))),
     ]:
         error = await expect_refused(store, NotFound, verb)
         assert (error.kind, error.name) == (kind, name)
 
-    assert await store.session(agent, "claude") is None
+    assert await store.sessions(agent) == {}
     assert await store.items(agent) == []
     assert await store.runs(agent) == []
-    assert await store.open_processes(agent) == []
+    assert await store.processes([ProcessId("prc_none")]) == []
     assert await store.events(agent=agent, run=RunId("run_none")) == []
     assert await store.events(agent=agent, newest=True) == []
 
@@ -136,8 +133,7 @@ async def check_the_same_key_is_the_same_item(harness: StoreHarness) -> None:
 async def check_a_repeated_key_sends_no_hint(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     await scene.send(key="k")
-    claim = await scene.claim()
-    await scene.begin(claim)
+    claim = await scene.claim_next()
     assert not (await scene.store.accept(Message(scene.agent, "again", key="k"))).is_new
     settled = await scene.finish(claim)
 
@@ -145,7 +141,7 @@ async def check_a_repeated_key_sends_no_hint(harness: StoreHarness) -> None:
 
     assert again.item == settled
     assert (await scene.store.lane(scene.agent)).status == "idle"
-    assert await claim_lanes(scene.store, scene.holder) == []
+    assert await scene.claim_lanes() == []
 
 
 async def check_a_key_is_new_again_after_its_retention(harness: StoreHarness) -> None:
@@ -163,7 +159,7 @@ async def check_a_key_is_new_again_after_its_retention(harness: StoreHarness) ->
 
 async def check_keys_are_each_agents_own(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
-    bo = await add_agent(harness, scene.store, "bo")
+    bo = await scene.add_agent("bo")
     for key in ["k", ""]:
         mine = await scene.store.accept(Message(scene.agent, "x", key=key))
         theirs = await scene.store.accept(Message(bo, "x", key=key))
@@ -179,7 +175,7 @@ async def check_without_a_key_every_message_is_new(harness: StoreHarness) -> Non
         assert (await scene.store.accept(Message(scene.agent, "same"))).is_new
 
 
-async def check_one_key_sent_at_once_from_everywhere_is_one_item(harness: StoreHarness) -> None:
+async def check_one_key_from_several_stores_is_one_item(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     stores = [scene.store, await harness.open(), await harness.open()]
     message = Message(scene.agent, "x", key="k")
@@ -193,7 +189,7 @@ async def check_one_key_sent_at_once_from_everywhere_is_one_item(harness: StoreH
 
 async def check_items_are_paged_newest_first(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
-    bo = await add_agent(harness, scene.store, "bo")
+    bo = await scene.add_agent("bo")
     sent = [await scene.send(str(n)) for n in range(7)]
     await scene.store.accept(Message(bo, "other"))
     whole = await scene.store.items(scene.agent)
@@ -227,7 +223,7 @@ async def check_a_queued_item_is_cancelled_at_once(harness: StoreHarness) -> Non
     assert (cancelled.status, cancelled.settled_at) == ("cancelled", harness.clock.now())
     assert cancelled == await scene.store.item(first.id)
     assert (await scene.store.lane(scene.agent)).queued == 1
-    assert (await scene.claim()).item.id == second.id
+    assert (await scene.claim_next()).item.id == second.id
 
 
 async def check_a_lane_whose_last_item_is_cancelled_is_idle(harness: StoreHarness) -> None:
@@ -238,15 +234,15 @@ async def check_a_lane_whose_last_item_is_cancelled_is_idle(harness: StoreHarnes
 
     lane = await scene.store.lane(scene.agent)
     assert (lane.status, lane.queued, lane.ready_at) == ("idle", 0, None)
-    assert await claim_lanes(scene.store, scene.holder) == []
+    assert await scene.claim_lanes() == []
     again = await scene.send()
-    assert (await scene.claim()).item.id == again.id
+    assert (await scene.claim_next()).item.id == again.id
 
 
 async def check_a_running_item_is_asked_to_stop(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     item = await scene.send()
-    claim = await scene.claim()
+    claim = await scene.claim_next()
     other = await harness.open()
 
     asked = await other.cancel(item.id)
@@ -257,12 +253,11 @@ async def check_a_running_item_is_asked_to_stop(harness: StoreHarness) -> None:
     assert await other.cancel(item.id) == asked
 
 
-async def check_who_cancels_may_say_why(harness: StoreHarness) -> None:
+async def check_a_cancellation_keeps_its_first_reason(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     store, word = scene.store, harness.secret.reveal()
     running, queued = await scene.send(), await scene.send()
-    claim = await scene.claim()
-    await scene.begin(claim)
+    claim = await scene.claim_next()
 
     asked = await store.cancel(running.id, f"enough of {word}")
     again = await store.cancel(running.id, "another reason")
@@ -278,10 +273,10 @@ async def check_who_cancels_may_say_why(harness: StoreHarness) -> None:
     assert await store.cancel(queued.id, "later") == waited
 
 
-async def check_what_was_asked_to_stop_is_cancelled_unless_it_was_done(
+async def check_an_item_asked_to_stop_is_cancelled_unless_it_completed(
     harness: StoreHarness,
 ) -> None:
-    """Also if it broke off by itself: then it did what was wanted."""
+    """A run that failed by itself after the request counts as cancelled."""
     scene = await set_scene(harness)
     wanted = ErrorFact("cancelled", "enough")
     ends: list[tuple[EndStatus, ErrorFact | None, ItemStatus, ErrorFact | None]] = [
@@ -290,8 +285,7 @@ async def check_what_was_asked_to_stop_is_cancelled_unless_it_was_done(
     ]
     for status, error, becomes, why in ends:
         await scene.send()
-        claim = await scene.claim()
-        await scene.begin(claim)
+        claim = await scene.claim_next()
         await scene.store.cancel(claim.item.id, "enough")
 
         settled = await scene.finish(claim, status, error=error)
@@ -299,17 +293,17 @@ async def check_what_was_asked_to_stop_is_cancelled_unless_it_was_done(
         assert (settled.status, settled.error) == (becomes, why)
 
 
-async def check_what_is_given_back_and_cancelled_keeps_the_reason(harness: StoreHarness) -> None:
+async def check_a_returned_and_cancelled_item_keeps_the_reason(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    store, scene = working.store, working.scene
-    offered, absorbed = await scene.send("offered"), await scene.send("absorbed")
+    store = working.store
+    offered, absorbed = await working.send("offered"), await working.send("absorbed")
     await store.offer_followups(working.claim, limit=2)
-    await store.absorb(working.claim, absorbed.id)
+    await store.close_offer(working.claim, absorbed.id, "absorbed")
     for item in (offered, absorbed):
         await store.cancel(item.id, "never mind")
 
-    await store.return_offer(working.claim, offered.id)
-    await scene.finish(working.claim, "cancelled", stop_reason="user_stop")
+    await store.close_offer(working.claim, offered.id, "returned")
+    await working.finish(working.claim, "cancelled", stop_reason="user_stop")
 
     found = [await store.item(item.id) for item in (offered, absorbed)]
     assert [item.error for item in found] == [ErrorFact("cancelled", "never mind")] * 2
@@ -319,8 +313,7 @@ async def check_what_is_given_back_and_cancelled_keeps_the_reason(harness: Store
 async def check_a_settled_item_stays_as_it_is(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     await scene.send()
-    claim = await scene.claim()
-    await scene.begin(claim)
+    claim = await scene.claim_next()
     settled = await scene.finish(claim)
     before = await read_everything(scene.store)
     harness.clock.advance(timedelta(hours=1))
@@ -330,13 +323,13 @@ async def check_a_settled_item_stays_as_it_is(harness: StoreHarness) -> None:
     assert await read_everything(scene.store) == before
 
 
-async def check_a_cancel_and_a_claim_agree_on_who_was_first(harness: StoreHarness) -> None:
+async def check_a_cancel_concurrent_with_a_claim_has_one_outcome(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     other = await harness.open()
     for n in range(8):
-        agent = await add_agent(harness, scene.store, f"bo{n}")
-        item = await send(harness, scene.store, agent, "work")
-        verbs = [claim_lanes(scene.store, scene.holder), other.cancel(item.id)]
+        agent = await scene.add_agent(f"bo{n}")
+        item = await scene.send("work", to=agent)
+        verbs = [scene.claim_lanes(), other.cancel(item.id)]
 
         answers = await run_overlapping(harness, verbs if n % 2 else verbs[::-1])
 
@@ -349,7 +342,9 @@ async def check_a_cancel_and_a_claim_agree_on_who_was_first(harness: StoreHarnes
             assert (found.status, lane.status, lane.queued) == ("cancelled", "idle", 0)
 
 
-async def check_a_begun_write_outlives_its_caller(harness: StoreHarness) -> None:
+async def check_a_begun_write_is_completed_after_its_caller_is_cancelled(
+    harness: StoreHarness,
+) -> None:
     scene = await set_scene(harness)
     caller = anyio.CancelScope()
 
@@ -357,11 +352,11 @@ async def check_a_begun_write_outlives_its_caller(harness: StoreHarness) -> None
         with caller:
             await scene.store.accept(Message(scene.agent, "kept", key="k"))
 
-    async with anyio.create_task_group() as tasks, harness.stalled():
+    async with anyio.create_task_group() as tasks, harness.pause_writes():
         tasks.start_soon(accept)
         await anyio.wait_all_tasks_blocked()
         caller.cancel()
         await anyio.wait_all_tasks_blocked()
-    await scene.store.pause(scene.agent)
+    await scene.store.set_paused(scene.agent, is_paused=True)
 
     assert [item.text for item in await scene.store.items(scene.agent)] == ["kept"]

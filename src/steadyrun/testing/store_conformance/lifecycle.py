@@ -26,12 +26,22 @@ async def check_one_store_closes_without_the_others(harness: StoreHarness) -> No
     await other.close()
 
     await scene.send()
-    assert (await scene.claim()).agent == scene.agent
+    assert (await scene.claim_next()).agent == scene.agent
 
 
-async def check_every_store_answers_the_same(harness: StoreHarness) -> None:
+async def check_every_store_reads_the_same(harness: StoreHarness) -> None:
     working = await set_eventful(harness)
     other = await harness.open()
 
     assert await read_everything(other) == await read_everything(working.store)
     assert await other.holders() == await working.store.holders()
+
+
+async def check_time_of_commits_is_given_once(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    await scene.send()
+
+    longest = scene.store.take_commit_seconds()
+
+    assert 0 <= longest < float("inf")
+    assert scene.store.take_commit_seconds() == 0

@@ -1,46 +1,22 @@
-"""Promises about going on: one item is settled and the next one runs, in one step."""
+"""Promises about `continue_with`: one item is settled and the next one runs, in one step."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from steadyrun.errors import ChangeRefused, LeaseLost, NotFound
 from steadyrun.model.gate import Opened
-from steadyrun.model.ids import ItemId, RunId
-from steadyrun.model.item import Claim, Item, Message
+from steadyrun.model.ids import ItemId
+from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Created, EndStatus, Orphaned
-from steadyrun.store import Store
 from steadyrun.testing.store_conformance.fixtures import (
-    Scene,
-    add_agent,
+    Steered,
     claim_lanes,
     expect_refused,
     reap_claims,
     run_overlapping,
-    send,
     set_scene,
+    set_steered,
 )
 from steadyrun.testing.store_conformance.harness import StoreHarness
-
-
-@dataclass(frozen=True)
-class _Ending:
-    """A held lane whose run has ended; `later` was offered to it, the last of them is queued."""
-
-    scene: Scene
-    claim: Claim
-    run: RunId
-    later: list[Item]
-
-    @property
-    def store(self) -> Store:
-        return self.scene.store
-
-    def unasked(self, key: str | None = None) -> Message:
-        return Message(self.scene.agent, "by itself", "self", key)
-
-    async def statuses(self) -> list[tuple[str, str]]:
-        items = [await self.store.item(item.id) for item in (self.claim.item, *self.later)]
-        return [(item.status, item.delivery) for item in items]
 
 
 async def _set_ending(
@@ -48,23 +24,21 @@ async def _set_ending(
     followups: int,
     status: EndStatus | None = "completed",
     absorbed: int = 0,
-) -> _Ending:
-    scene = await set_scene(harness)
-    await scene.send("main")
-    claim = await scene.claim()
-    run = await scene.begin(claim)
-    later = [await scene.send(f"later {n}") for n in range(followups)]
-    await scene.store.offer_followups(claim, limit=followups - 1)
-    for item in later[:absorbed]:
-        await scene.store.absorb(claim, item.id)
+) -> Steered:
+    """A held lane whose run has ended; all of `later` but the last were offered to it."""
+    ending = await set_steered(harness, followups)
+    await ending.store.offer_followups(ending.claim, limit=followups - 1)
+    for item in ending.later[:absorbed]:
+        await ending.store.close_offer(ending.claim, item.id, "absorbed")
     if status:
-        await scene.store.change(claim, run, scene.ended(status, text="first words"))
-    return _Ending(scene, claim, run, later)
+        end = ending.make_end(status, text="first words")
+        await ending.store.change(ending.claim, ending.run, end)
+    return ending
 
 
 async def check_a_followup_becomes_an_own_turn_in_one_step(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 3)
-    store, before = ending.store, await ending.store.lane(ending.scene.agent)
+    store, before = ending.store, await ending.store.lane(ending.agent)
 
     claim = await store.continue_with(ending.claim, ending.later[1].id)
 
@@ -74,31 +48,31 @@ async def check_a_followup_becomes_an_own_turn_in_one_step(harness: StoreHarness
     assert (claim.item.attempt, claim.item.run) == (1, None)
     old = await store.item(ending.claim.item.id)
     assert (old.reply, old.run, old.settled_at) == ("first words", ending.run, harness.clock.now())
-    assert await ending.statuses() == [
+    assert await ending.list_all_states() == [
         ("completed", "none"),
         ("running", "offered"),
         ("running", "own_turn"),
         ("queued", "none"),
     ]
-    assert await store.lane(ending.scene.agent) == before
+    assert await store.lane(ending.agent) == before
 
 
-async def check_an_own_turn_absorbs_the_offers_that_stayed(harness: StoreHarness) -> None:
+async def check_an_own_turn_absorbs_the_remaining_offers(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 3)
     claim = await ending.store.continue_with(ending.claim, ending.later[1].id)
 
-    run = await ending.scene.begin(claim)
-    await ending.store.absorb(claim, ending.later[0].id)
-    settled = await ending.scene.finish(claim, text="more words")
+    run = await ending.begin(claim)
+    await ending.store.close_offer(claim, ending.later[0].id, "absorbed")
+    settled = await ending.finish(claim, text="more words")
 
     assert (settled.id, settled.status, settled.reply) == (claim.item.id, "completed", "more words")
     shared = await ending.store.item(ending.later[0].id)
     assert (shared.status, shared.run, shared.reply) == ("completed", run, "more words")
     assert (await ending.store.item(ending.claim.item.id)).reply == "first words"
-    assert (await ending.scene.claim()).item.id == ending.later[2].id
+    assert (await ending.claim_next()).item.id == ending.later[2].id
 
 
-async def check_what_the_run_absorbed_is_settled_on_going_on(harness: StoreHarness) -> None:
+async def check_continuing_settles_the_absorbed_items(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 3, absorbed=1)
 
     await ending.store.continue_with(ending.claim, ending.later[1].id)
@@ -108,63 +82,63 @@ async def check_what_the_run_absorbed_is_settled_on_going_on(harness: StoreHarne
     assert shared.reply == "first words"
 
 
-async def check_a_turn_without_a_request_is_last_in_the_lane(harness: StoreHarness) -> None:
+async def check_an_unprompted_turn_is_the_last_item_of_its_lane(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 2)
     store, now = ending.store, harness.clock.now()
-    before = await store.lane(ending.scene.agent)
+    before = await store.lane(ending.agent)
 
-    claim = await store.continue_with(ending.claim, ending.unasked("k"))
+    claim = await store.continue_with(ending.claim, ending.make_unprompted("k"))
 
     item = claim.item
     assert item == await store.item(item.id)
     assert (item.text, item.kind, item.seq) == ("by itself", "self", before.last_seq + 1)
     assert (item.status, item.delivery, item.attempt) == ("running", "none", 1)
     assert (item.created_at, item.started_at, item.run) == (now, now, None)
-    lane = await store.lane(ending.scene.agent)
+    lane = await store.lane(ending.agent)
     assert (lane.status, lane.holder, lane.fence) == ("held", claim.holder, ending.claim.fence)
     assert (lane.queued, lane.last_seq) == (before.queued, item.seq)
-    assert await ending.statuses() == [
+    assert await ending.list_all_states() == [
         ("completed", "none"),
         ("running", "offered"),
         ("queued", "none"),
     ]
-    again = await store.accept(ending.unasked("k"))
+    again = await store.accept(ending.make_unprompted("k"))
     assert (again.item.id, again.is_new) == (item.id, False)
-    await ending.scene.begin(claim)
-    assert (await ending.scene.finish(claim)).reply == "done"
+    await ending.begin(claim)
+    assert (await ending.finish(claim)).reply == "done"
 
 
-async def check_a_message_that_is_known_is_no_new_turn(harness: StoreHarness) -> None:
+async def check_a_used_key_starts_no_unprompted_turn(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 1)
-    await ending.scene.send(key="k")
+    await ending.send(key="k")
 
-    verb = ending.store.continue_with(ending.claim, ending.unasked("k"))
+    verb = ending.store.continue_with(ending.claim, ending.make_unprompted("k"))
 
     await expect_refused(ending.store, ChangeRefused, verb)
 
 
-async def check_a_claim_goes_on_once_its_run_has_ended(harness: StoreHarness) -> None:
+async def check_a_claim_continues_only_after_its_run_has_ended(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 2, status=None)
     store, offer = ending.store, ending.later[0].id
     bo = await set_scene(harness, "bo", store=store)
     await bo.send()
     [unbegun] = await claim_lanes(store, bo.holder, agent=bo.agent)
 
-    for to in (offer, ending.unasked()):
+    for to in (offer, ending.make_unprompted()):
         await expect_refused(store, ChangeRefused, store.continue_with(ending.claim, to))
     message = Message(bo.agent, "by itself", "self")
     await expect_refused(store, ChangeRefused, store.continue_with(unbegun, message))
-    await store.change(ending.claim, ending.run, ending.scene.ended("failed"))
+    await store.change(ending.claim, ending.run, ending.make_end("failed"))
 
     assert (await store.continue_with(ending.claim, offer)).item.id == offer
     assert (await store.item(ending.claim.item.id)).status == "failed"
 
 
-async def check_a_claim_goes_on_to_what_was_offered_to_it(harness: StoreHarness) -> None:
+async def check_a_claim_continues_only_with_its_own_offers(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 3, absorbed=1)
     store = ending.store
-    bo = await add_agent(harness, store, "bo")
-    queued = await send(harness, store, bo, "not ours")
+    bo = await ending.add_agent("bo")
+    queued = await ending.send("not ours", to=bo)
     foreign = await _offer_elsewhere(ending, harness)
 
     for item in (ending.later[0], ending.later[2], ending.claim.item, queued, foreign):
@@ -175,22 +149,22 @@ async def check_a_claim_goes_on_to_what_was_offered_to_it(harness: StoreHarness)
     await expect_refused(store, NotFound, store.continue_with(ending.claim, ItemId("itm_none")))
 
 
-async def _offer_elsewhere(ending: _Ending, harness: StoreHarness) -> Item:
-    agent = await add_agent(harness, ending.store, "cy")
-    await send(harness, ending.store, agent, "work")
-    [claim] = await claim_lanes(ending.store, ending.scene.holder, agent=agent)
-    await send(harness, ending.store, agent, "later")
+async def _offer_elsewhere(ending: Steered, harness: StoreHarness) -> Item:
+    agent = await ending.add_agent("cy")
+    await ending.send("work", to=agent)
+    [claim] = await ending.claim_lanes(agent=agent)
+    await ending.send("later", to=agent)
     [offer] = await ending.store.offer_followups(claim)
     return offer
 
 
-async def check_a_claim_that_is_over_does_not_go_on(harness: StoreHarness) -> None:
+async def check_an_invalid_claim_does_not_continue(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 2)
     store = ending.store
-    await store.leave(ending.scene.holder)
+    await store.leave(ending.holder)
     [claim] = await reap_claims(store, (await store.join("reaper")).id)
 
-    for to in (ending.later[0].id, ending.unasked()):
+    for to in (ending.later[0].id, ending.make_unprompted()):
         error = await expect_refused(store, LeaseLost, store.continue_with(ending.claim, to))
         assert (error.agent, error.fence) == (ending.claim.agent, ending.claim.fence)
 
@@ -204,133 +178,133 @@ async def check_an_item_is_settled_once(harness: StoreHarness) -> None:
     claim = await store.continue_with(ending.claim, ending.later[0].id)
     settled = await store.item(ending.claim.item.id)
 
-    for write in _writes(ending):
+    for write in _list_writes(ending):
         await expect_refused(store, ChangeRefused, write())
-    await ending.scene.begin(claim)
-    for write in _writes(ending):
+    await ending.begin(claim)
+    for write in _list_writes(ending):
         await expect_refused(store, ChangeRefused, write())
 
-    assert (await ending.scene.finish(claim)).id == claim.item.id
+    assert (await ending.finish(claim)).id == claim.item.id
     assert await store.item(settled.id) == settled
 
 
 async def check_an_item_that_was_absorbed_later_ends_with_that_run(harness: StoreHarness) -> None:
-    """The claim that went on from it ends nothing, though the item is running, and has a run."""
+    """The old claim ends nothing, though its item runs again as a follow-up and has a run."""
     ending = await _set_ending(harness, 2, "rate_limited")
     store = ending.store
     claim = await store.continue_with(ending.claim, ending.later[0].id)
-    run = await ending.scene.begin(claim)
+    run = await ending.begin(claim)
     [offer, _] = await store.offer_followups(claim, limit=2)
     assert (offer.id, offer.run) == (ending.claim.item.id, ending.run)
 
-    for write in _writes(ending):
+    for write in _list_writes(ending):
         await expect_refused(store, ChangeRefused, write())
-    await store.absorb(claim, offer.id)
-    for write in _writes(ending):
+    await store.close_offer(claim, offer.id, "absorbed")
+    for write in _list_writes(ending):
         await expect_refused(store, ChangeRefused, write())
 
-    await ending.scene.finish(claim)
+    await ending.finish(claim)
     shared = await store.item(offer.id)
     assert (shared.status, shared.run, shared.reply) == ("completed", run, "done")
 
 
-def _writes(ending: _Ending) -> list[Callable[[], Awaitable[object]]]:
-    """What the claim that went on could break."""
-    scene, store, claim = ending.scene, ending.store, ending.claim
-    run, now, offer = scene.harness.ids.make_run(), scene.harness.clock.now(), ending.later[1].id
+def _list_writes(ending: Steered) -> list[Callable[[], Awaitable[object]]]:
+    """The writes of a claim that has continued with another item."""
+    store, claim = ending.store, ending.claim
+    run, now, offer = ending.harness.ids.make_run(), ending.harness.clock.now(), ending.later[1].id
     created = Created(run, claim.agent, claim.item.id, "claude", now)
     return [
         lambda: store.settle(claim),
-        lambda: store.settle(claim, scene.ended("failed")),
-        lambda: store.absorb(claim, offer),
+        lambda: store.settle(claim, ending.make_end("failed")),
+        lambda: store.close_offer(claim, offer, "absorbed"),
         lambda: store.change(claim, run, created),
         lambda: store.continue_with(claim, offer),
-        lambda: store.continue_with(claim, ending.unasked()),
+        lambda: store.continue_with(claim, ending.make_unprompted()),
     ]
 
 
-async def check_a_rate_limited_item_is_queued_again_on_going_on(harness: StoreHarness) -> None:
+async def check_continuing_requeues_a_rate_limited_item(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 4, "rate_limited", absorbed=1)
     store = ending.store
 
     claim = await store.continue_with(ending.claim, ending.later[1].id)
 
-    assert await ending.statuses() == [
+    assert await ending.list_all_states() == [
         ("queued", "none"),
         ("queued", "returned"),
         ("running", "own_turn"),
         ("running", "offered"),
         ("queued", "none"),
     ]
-    assert (await store.lane(ending.scene.agent)).queued == 3
-    await ending.scene.begin(claim)
-    await ending.scene.finish(claim)
-    assert (await store.lane(ending.scene.agent)).queued == 4
+    assert (await store.lane(ending.agent)).queued == 3
+    await ending.begin(claim)
+    await ending.finish(claim)
+    assert (await store.lane(ending.agent)).queued == 4
     await store.update_gate("claude", Opened())
-    again = await ending.scene.claim()
+    again = await ending.claim_next()
     assert (again.item.id, again.item.attempt) == (ending.claim.item.id, 2)
 
 
-async def check_an_item_may_have_its_own_turn_after_all(harness: StoreHarness) -> None:
+async def check_a_requeued_item_may_continue_as_an_own_turn(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 2, "rate_limited")
     store = ending.store
-    claim = await store.continue_with(ending.claim, ending.unasked())
-    run = await ending.scene.begin(claim)
+    claim = await store.continue_with(ending.claim, ending.make_unprompted())
+    run = await ending.begin(claim)
     await store.offer_followups(claim)
-    await store.change(claim, run, ending.scene.ended())
+    await store.change(claim, run, ending.make_end())
 
     again = await store.continue_with(claim, ending.claim.item.id)
 
     assert (again.item.delivery, again.item.attempt, again.item.run) == ("own_turn", 2, None)
-    await ending.scene.begin(again)
-    assert (await ending.scene.finish(again)).status == "completed"
+    await ending.begin(again)
+    assert (await ending.finish(again)).status == "completed"
 
 
 async def check_an_interrupted_own_turn_keeps_its_place(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 3)
     claim = await ending.store.continue_with(ending.claim, ending.later[0].id)
 
-    await ending.scene.begin(claim)
-    await ending.scene.finish(claim, "cancelled", stop_reason="shutdown")
+    await ending.begin(claim)
+    await ending.finish(claim, "cancelled", stop_reason="shutdown")
 
-    assert await ending.statuses() == [
+    assert await ending.list_all_states() == [
         ("completed", "none"),
         ("queued", "none"),
         ("queued", "returned"),
         ("queued", "none"),
     ]
-    assert (await ending.store.lane(ending.scene.agent)).queued == 3
-    assert (await ending.scene.claim()).item.id == ending.later[0].id
+    assert (await ending.store.lane(ending.agent)).queued == 3
+    assert (await ending.claim_next()).item.id == ending.later[0].id
 
 
-async def check_what_a_claim_went_on_to_is_reaped(harness: StoreHarness) -> None:
+async def check_a_continued_claim_is_reaped_with_its_new_item(harness: StoreHarness) -> None:
     for n, is_unasked in enumerate((False, True)):
         scene = await set_scene(harness, f"ada{n}")
         await scene.send()
-        dead = await harness.claim_and_die()
+        dead = await harness.claim_and_exit()
         run = await scene.begin(dead)
         await scene.send("later")
         [offer] = await scene.store.offer_followups(dead)
-        await scene.store.change(dead, run, scene.ended())
+        await scene.store.change(dead, run, scene.make_end())
         to = Message(scene.agent, "by itself", "self") if is_unasked else offer.id
         went_on = await scene.store.continue_with(dead, to)
 
-        [claim] = await reap_claims(scene.store, scene.holder)
+        [claim] = await scene.reap_claims()
 
         assert (claim.item, claim.fence) == (went_on.item, dead.fence + 1)
         await scene.begin(claim)
         settled = await scene.store.settle(claim, Orphaned(harness.clock.now()))
         assert (settled.id, settled.status) == (went_on.item.id, "failed")
         assert (await scene.store.item(dead.item.id)).status == "completed"
-        await scene.store.pause(scene.agent)
+        await scene.store.set_paused(scene.agent, is_paused=True)
 
 
-async def check_a_lane_that_goes_on_is_never_free(harness: StoreHarness) -> None:
+async def check_a_continued_lane_is_never_free(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 4)
     other = await harness.open()
     rival = (await other.join("worker")).id
     claim, [first, second] = ending.claim, [item.id for item in ending.later[:2]]
-    turns: list[ItemId | Message] = [first, ending.unasked(), second]
+    turns: list[ItemId | Message] = [first, ending.make_unprompted(), second]
     for to in turns:
         verbs = [
             claim_lanes(other, rival),
@@ -341,20 +315,20 @@ async def check_a_lane_that_goes_on_is_never_free(harness: StoreHarness) -> None
         before, claim, after = await run_overlapping(harness, verbs)
 
         assert before == after == await claim_lanes(other, rival) == []
-        run = await ending.scene.begin(claim)
-        await ending.store.change(claim, run, ending.scene.ended())
+        run = await ending.begin(claim)
+        await ending.store.change(claim, run, ending.make_end())
 
     assert (await ending.store.settle(claim)).id == second
-    lane = await other.lane(ending.scene.agent)
+    lane = await other.lane(ending.agent)
     assert (lane.status, lane.queued, lane.fence) == ("ready", 2, ending.claim.fence)
 
 
-async def check_a_paused_lane_goes_on(harness: StoreHarness) -> None:
+async def check_a_paused_lane_continues(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 2)
-    await ending.store.pause(ending.scene.agent)
+    await ending.store.set_paused(ending.agent, is_paused=True)
 
     claim = await ending.store.continue_with(ending.claim, ending.later[0].id)
 
-    assert (await ending.store.lane(ending.scene.agent)).is_paused
-    await ending.scene.begin(claim)
-    assert (await ending.scene.finish(claim)).status == "completed"
+    assert (await ending.store.lane(ending.agent)).is_paused
+    await ending.begin(claim)
+    assert (await ending.finish(claim)).status == "completed"

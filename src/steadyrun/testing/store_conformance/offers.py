@@ -1,79 +1,60 @@
-"""Promises about follow-ups: only the holder takes them, and none is ever lost or doubled."""
+"""Promises about follow-ups: only the holder offers them, and none is lost or repeated."""
 
-from dataclasses import dataclass
+from typing import get_args
 
 from steadyrun.errors import ChangeRefused, LeaseLost, NotFound
+from steadyrun.model.gate import Opened
 from steadyrun.model.ids import ItemId
-from steadyrun.model.item import Claim, Item, ItemStatus, Message
+from steadyrun.model.item import Claim, ItemStatus, Message
 from steadyrun.model.run import EndStatus, StopReason
+from steadyrun.store import OfferOutcome
 from steadyrun.testing.store_conformance.fixtures import (
-    Scene,
-    add_agent,
     claim_lanes,
     expect_refused,
     run_overlapping,
-    send,
     set_scene,
+    set_steered,
 )
 from steadyrun.testing.store_conformance.harness import StoreHarness
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A held lane with a run, and follow-ups queued behind it."""
+async def check_followups_are_offered_in_order(harness: StoreHarness) -> None:
+    held = await set_steered(harness, 3)
+    store = held.store
 
-    scene: Scene
-    claim: Claim
-    later: list[Item]
-
-    async def status(self, n: int) -> tuple[str, str]:
-        item = await self.scene.store.item(self.later[n].id)
-        return item.status, item.delivery
-
-
-async def _set_held(harness: StoreHarness, followups: int) -> _Held:
-    scene = await set_scene(harness)
-    await scene.send("main")
-    claim = await scene.claim()
-    await scene.begin(claim)
-    return _Held(scene, claim, [await scene.send(f"later {n}") for n in range(followups)])
-
-
-async def check_the_holder_takes_followups_in_order(harness: StoreHarness) -> None:
-    held = await _set_held(harness, 3)
-    store = held.scene.store
-
-    taken = [
+    offered = [
         *await store.offer_followups(held.claim),
         *await store.offer_followups(held.claim, limit=5),
     ]
 
-    assert [item.id for item in taken] == [item.id for item in held.later]
-    assert {(item.status, item.delivery) for item in taken} == {("running", "offered")}
-    assert taken[0].started_at == harness.clock.now()
-    assert taken == [await store.item(item.id) for item in taken]
-    assert (await store.lane(held.scene.agent)).queued == 0
+    assert [item.id for item in offered] == [item.id for item in held.later]
+    assert {(item.status, item.delivery) for item in offered} == {("running", "offered")}
+    assert offered[0].started_at == harness.clock.now()
+    assert offered == [await store.item(item.id) for item in offered]
+    assert (await store.lane(held.agent)).queued == 0
     assert await store.offer_followups(held.claim) == []
 
 
-async def check_what_shall_wait_is_never_taken(harness: StoreHarness) -> None:
-    held = await _set_held(harness, 0)
-    store, agent = held.scene.store, held.scene.agent
+async def check_a_message_that_waits_for_its_own_run_is_never_offered(
+    harness: StoreHarness,
+) -> None:
+    held = await set_steered(harness, 0)
+    store, agent = held.store, held.agent
     waiting = (await store.accept(Message(agent, "wait", followup="queue"))).item
-    steering = await held.scene.send("steer")
+    steering = await held.send("steer")
     assert (waiting.followup, steering.followup) == ("queue", "steer")
 
-    taken = await store.offer_followups(held.claim, limit=5)
+    offered = await store.offer_followups(held.claim, limit=5)
 
-    assert [item.id for item in taken] == [steering.id]
+    assert [item.id for item in offered] == [steering.id]
     assert await store.offer_followups(held.claim, limit=5) == []
-    await held.scene.finish(held.claim)
-    assert (await held.scene.claim()).item.id == waiting.id
+    await held.finish(held.claim)
+    assert (await held.claim_next()).item.id == waiting.id
 
 
-async def check_no_more_is_taken_than_fits(harness: StoreHarness) -> None:
-    held = await _set_held(harness, 0)
-    store, send = held.scene.store, held.scene.send
+async def check_offers_are_limited_by_their_bytes(harness: StoreHarness) -> None:
+    held = await set_steered(harness, 0)
+    store, send = held.store, held.send
     texts = ["ß" * 10, "x" * 20, "", "x" * 50, "y"]
     sent = [(await send(text)).id for text in texts]
 
@@ -86,8 +67,8 @@ async def check_no_more_is_taken_than_fits(harness: StoreHarness) -> None:
     assert await take(9, 0) == sent[4:]
 
 
-async def check_only_the_holder_takes_a_followup(harness: StoreHarness) -> None:
-    held = await _set_held(harness, 1)
+async def check_only_the_holder_offers_a_followup(harness: StoreHarness) -> None:
+    held = await set_steered(harness, 1)
     other = await harness.open()
     rival = await other.join("worker")
     forged = Claim(held.claim.agent, rival.id, held.claim.fence, held.claim.item)
@@ -98,141 +79,114 @@ async def check_only_the_holder_takes_a_followup(harness: StoreHarness) -> None:
         assert (error.agent, error.fence) == (claim.agent, claim.fence)
     assert await claim_lanes(other, rival.id) == []
 
-    assert [item.id for item in await held.scene.store.offer_followups(held.claim)] == [
-        held.later[0].id
-    ]
+    assert [item.id for item in await held.store.offer_followups(held.claim)] == [held.later[0].id]
 
 
-async def check_two_takes_never_get_the_same_followup(harness: StoreHarness) -> None:
-    held = await _set_held(harness, 6)
-    stores = [held.scene.store, await harness.open()]
+async def check_concurrent_offers_never_get_the_same_followup(harness: StoreHarness) -> None:
+    held = await set_steered(harness, 6)
+    stores = [held.store, await harness.open()]
 
     answers = await run_overlapping(
         harness, [s.offer_followups(held.claim, limit=2) for s in stores * 2]
     )
 
-    taken = [item.id for answer in answers for item in answer]
-    assert sorted(taken) == sorted(item.id for item in held.later)
-    assert (await stores[1].lane(held.scene.agent)).queued == 0
+    offered = [item.id for answer in answers for item in answer]
+    assert sorted(offered) == sorted(item.id for item in held.later)
+    assert (await stores[1].lane(held.agent)).queued == 0
 
 
 async def check_a_returned_followup_keeps_its_place(harness: StoreHarness) -> None:
-    held = await _set_held(harness, 3)
-    store = held.scene.store
+    held = await set_steered(harness, 3)
+    store = held.store
     await store.offer_followups(held.claim, limit=2)
-    await store.absorb(held.claim, held.later[1].id)
+    await store.close_offer(held.claim, held.later[1].id, "absorbed")
 
-    await store.return_offer(held.claim, held.later[0].id)
+    await store.close_offer(held.claim, held.later[0].id, "returned")
 
-    assert await held.status(0) == ("queued", "returned")
-    assert (await store.lane(held.scene.agent)).queued == 2
+    assert await held.list_states(held.later[0]) == [("queued", "returned")]
+    assert (await store.lane(held.agent)).queued == 2
     again = await store.offer_followups(held.claim, limit=2)
     assert [item.id for item in again] == [held.later[2].id], "it was given back"
-    await held.scene.finish(held.claim)
-    assert (await held.scene.claim()).item.id == held.later[0].id
+    await held.finish(held.claim)
+    assert (await held.claim_next()).item.id == held.later[0].id
 
 
-async def check_an_absorbed_followup_carries_the_run(harness: StoreHarness) -> None:
-    held = await _set_held(harness, 1)
-    store = held.scene.store
+async def check_an_absorbed_followup_has_the_run(harness: StoreHarness) -> None:
+    held = await set_steered(harness, 1)
+    store = held.store
     await store.offer_followups(held.claim)
 
-    await store.absorb(held.claim, held.later[0].id)
+    await store.close_offer(held.claim, held.later[0].id, "absorbed")
 
     absorbed = await store.item(held.later[0].id)
     assert (absorbed.status, absorbed.delivery) == ("running", "absorbed")
     assert absorbed.run == (await store.item(held.claim.item.id)).run
 
 
-async def check_only_an_offer_is_absorbed_or_given_back(harness: StoreHarness) -> None:
-    held = await _set_held(harness, 2)
-    store = held.scene.store
+async def check_only_an_offer_is_absorbed_or_returned(harness: StoreHarness) -> None:
+    held = await set_steered(harness, 2)
+    store = held.store
     await store.offer_followups(held.claim)
-    await store.absorb(held.claim, held.later[0].id)
-    elsewhere = await send(harness, store, await add_agent(harness, store, "bo"), "not ours")
+    await store.close_offer(held.claim, held.later[0].id, "absorbed")
+    elsewhere = await held.send("not ours", to=await held.add_agent("bo"))
 
-    for item in (held.later[0].id, held.later[1].id, held.claim.item.id, elsewhere.id):
-        await expect_refused(store, ChangeRefused, store.absorb(held.claim, item))
-        await expect_refused(store, ChangeRefused, store.return_offer(held.claim, item))
-    for verb in (store.absorb, store.return_offer):
-        await expect_refused(store, NotFound, verb(held.claim, ItemId("itm_none")))
+    outcomes: tuple[OfferOutcome, ...] = get_args(OfferOutcome)
+    for outcome in outcomes:
+        for item in (held.later[0].id, held.later[1].id, held.claim.item.id, elsewhere.id):
+            verb = store.close_offer(held.claim, item, outcome)
+            await expect_refused(store, ChangeRefused, verb)
+        missing = store.close_offer(held.claim, ItemId("itm_none"), outcome)
+        await expect_refused(store, NotFound, missing)
 
 
-async def _settled_statuses(
+async def check_the_end_of_a_run_decides_about_its_followups(harness: StoreHarness) -> None:
+    """The states are those of the main, an absorbed, an offered and a queued item."""
+    endings: list[tuple[EndStatus, StopReason | None, str]] = [
+        ("completed", None, "completed/none completed/absorbed queued/returned queued/none"),
+        ("failed", "hang", "failed/none queued/returned queued/returned queued/none"),
+        ("cancelled", "user_stop", "cancelled/none cancelled/absorbed queued/returned queued/none"),
+        ("rate_limited", None, "queued/none queued/returned queued/returned queued/none"),
+    ]
+    for n, (status, stop_reason, expected) in enumerate(endings):
+        assert await _end_run(harness, f"ada{n}", status, stop_reason) == expected.split()
+        await (await harness.open()).update_gate("claude", Opened())
+
+
+async def check_an_item_asked_to_stop_is_not_requeued(harness: StoreHarness) -> None:
+    states = await _end_run(harness, "ada", "cancelled", "shutdown", cancelled=(0, 1, 2, 3))
+
+    assert states == ["cancelled/none", "cancelled/absorbed", "cancelled/offered", "cancelled/none"]
+
+
+async def check_a_completed_item_ignores_a_late_request_to_stop(harness: StoreHarness) -> None:
+    states = await _end_run(harness, "ada", "completed", None, cancelled=(0, 1))
+
+    assert states[:2] == ["completed/none", "completed/absorbed"]
+
+
+async def _end_run(
     harness: StoreHarness,
+    name: str,
     status: EndStatus,
     stop_reason: StopReason | None,
+    *,
     cancelled: tuple[int, ...] = (),
-) -> list[tuple[str, str]]:
-    """How main, absorbed, offered and queued item stand after a run that ended so."""
-    held = await _set_held(harness, 3)
-    store = held.scene.store
+) -> list[str]:
+    """The states of the main, an absorbed, an offered and a queued item after the end of a run."""
+    held = await set_steered(harness, 3, name)
+    store = held.store
     await store.offer_followups(held.claim, limit=2)
-    await store.absorb(held.claim, held.later[0].id)
+    await store.close_offer(held.claim, held.later[0].id, "absorbed")
     everyone = [held.claim.item, *held.later]
     for n in cancelled:
         await store.cancel(everyone[n].id)
-    await held.scene.finish(held.claim, status, stop_reason=stop_reason)
+    await held.finish(held.claim, status, stop_reason=stop_reason)
     found = [await store.item(item.id) for item in everyone]
-    lane = await store.lane(held.scene.agent)
+    lane = await store.lane(held.agent)
     assert lane.queued == sum(item.status == "queued" for item in found)
     assert lane.status == ("ready" if lane.queued else "idle")
-    return [(item.status, item.delivery) for item in found]
-
-
-async def check_an_absorbed_followup_completes_with_its_run(harness: StoreHarness) -> None:
-    assert await _settled_statuses(harness, "completed", None) == [
-        ("completed", "none"),
-        ("completed", "absorbed"),
-        ("queued", "returned"),
-        ("queued", "none"),
-    ]
-
-
-async def check_an_absorbed_followup_of_a_failed_run_is_queued_again(
-    harness: StoreHarness,
-) -> None:
-    assert await _settled_statuses(harness, "failed", "hang") == [
-        ("failed", "none"),
-        ("queued", "returned"),
-        ("queued", "returned"),
-        ("queued", "none"),
-    ]
-
-
-async def check_an_absorbed_followup_is_cancelled_with_a_stopped_run(
-    harness: StoreHarness,
-) -> None:
-    assert await _settled_statuses(harness, "cancelled", "user_stop") == [
-        ("cancelled", "none"),
-        ("cancelled", "absorbed"),
-        ("queued", "returned"),
-        ("queued", "none"),
-    ]
-
-
-async def check_a_rate_limited_run_gives_everything_back(harness: StoreHarness) -> None:
-    assert await _settled_statuses(harness, "rate_limited", None) == [
-        ("queued", "none"),
-        ("queued", "returned"),
-        ("queued", "returned"),
-        ("queued", "none"),
-    ]
-
-
-async def check_what_was_asked_to_stop_is_not_queued_again(harness: StoreHarness) -> None:
-    assert await _settled_statuses(harness, "cancelled", "shutdown", cancelled=(0, 1, 2, 3)) == [
-        ("cancelled", "none"),
-        ("cancelled", "absorbed"),
-        ("cancelled", "offered"),
-        ("cancelled", "none"),
-    ]
-
-
-async def check_a_completed_run_wins_over_a_late_request_to_stop(harness: StoreHarness) -> None:
-    statuses = await _settled_statuses(harness, "completed", None, cancelled=(0, 1))
-
-    assert [status for status, _ in statuses[:2]] == ["completed", "completed"]
+    await store.set_paused(held.agent, is_paused=True)
+    return [f"{item.status}/{item.delivery}" for item in found]
 
 
 async def check_every_ending_settles_its_item(harness: StoreHarness) -> None:
@@ -246,7 +200,7 @@ async def check_every_ending_settles_its_item(harness: StoreHarness) -> None:
     ]
     for status, stop_reason, expected in endings:
         sent = await scene.send()
-        claim = await scene.claim()
+        claim = await scene.claim_next()
         run = await scene.begin(claim)
 
         settled = await scene.finish(claim, status, stop_reason=stop_reason, text="words")
@@ -258,33 +212,33 @@ async def check_every_ending_settles_its_item(harness: StoreHarness) -> None:
 
 
 async def check_an_interrupted_item_goes_first_again(harness: StoreHarness) -> None:
-    held = await _set_held(harness, 2)
-    store = held.scene.store
+    held = await set_steered(harness, 2)
+    store = held.store
     await store.offer_followups(held.claim)
-    await store.absorb(held.claim, held.later[0].id)
-    await held.scene.finish(held.claim, "cancelled", stop_reason="shutdown")
+    await store.close_offer(held.claim, held.later[0].id, "absorbed")
+    await held.finish(held.claim, "cancelled", stop_reason="shutdown")
 
-    again = await held.scene.claim()
+    again = await held.claim_next()
 
     assert (again.item.id, again.item.attempt) == (held.claim.item.id, 2)
     assert again.item.before == held.claim.item.run
-    taken = await store.offer_followups(again, limit=5)
-    assert [(item.id, item.attempt) for item in taken] == [(held.later[1].id, 0)]
+    offered = await store.offer_followups(again, limit=5)
+    assert [(item.id, item.attempt) for item in offered] == [(held.later[1].id, 0)]
 
 
-async def check_an_accept_beside_a_take_is_never_lost(harness: StoreHarness) -> None:
-    held = await _set_held(harness, 1)
+async def check_an_accept_concurrent_with_an_offer_is_never_lost(harness: StoreHarness) -> None:
+    held = await set_steered(harness, 1)
     other = await harness.open()
     for n in range(6):
         verbs = [
-            held.scene.store.offer_followups(held.claim, limit=9),
-            other.accept(Message(held.scene.agent, "more")),
+            held.store.offer_followups(held.claim, limit=9),
+            other.accept(Message(held.agent, "more")),
         ]
 
         await run_overlapping(harness, verbs if n % 2 else verbs[::-1])
 
-    items = await other.items(held.scene.agent)
+    items = await other.items(held.agent)
     queued = sum(item.status == "queued" for item in items)
     assert len(items) == 1 + 1 + 6
-    assert (await other.lane(held.scene.agent)).queued == queued
-    assert len(await held.scene.store.offer_followups(held.claim, limit=9)) == queued
+    assert (await other.lane(held.agent)).queued == queued
+    assert len(await held.store.offer_followups(held.claim, limit=9)) == queued

@@ -1,7 +1,8 @@
-"""Promises about reading: pages equal the whole, and news reach those who wait."""
+"""Promises about reading: pages equal the whole, and waiters are notified of changes."""
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 
 import anyio
 
@@ -14,12 +15,10 @@ from steadyrun.model.run import Launched
 from steadyrun.store import Store, follow
 from steadyrun.testing.store_conformance.fixtures import (
     ALL,
-    PATIENCE_SECONDS,
+    TIMEOUT_SECONDS,
     Working,
     add_agent,
-    begin,
-    claim_lanes,
-    send,
+    read_process,
     set_working,
 )
 from steadyrun.testing.store_conformance.harness import StoreHarness
@@ -41,9 +40,9 @@ class DoubledHints(Notifier):
     """Sends every hint twice, and to all waiters too."""
 
     def notify(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
-        known = list(agents)
-        super().notify(known)
-        super().notify(known)
+        names = list(agents)
+        super().notify(names)
+        super().notify(names)
         super().notify_all()
 
     def notify_all(self) -> None:
@@ -52,7 +51,7 @@ class DoubledHints(Notifier):
 
 
 class LateHints(Notifier):
-    """Each hint is heard only when the next one comes; the last is never heard."""
+    """Sends each hint only with the next one; the last is never sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,27 +67,27 @@ class LateHints(Notifier):
 
 
 async def check_pages_equal_the_whole(harness: StoreHarness) -> None:
-    store, crew = await _set_record(harness)
+    store, workers = await _set_record(harness)
     selections: list[tuple[AgentId | None, RunId | None]] = [(None, None)]
-    selections += [(working.scene.agent, None) for working in crew]
-    selections += [(None, working.run) for working in crew]
-    selections += [(working.scene.agent, working.run) for working in crew]
+    selections += [(working.agent, None) for working in workers]
+    selections += [(None, working.run) for working in workers]
+    selections += [(working.agent, working.run) for working in workers]
     whole = await store.events(limit=ALL)
     assert len(whole) == 3 * sum(range(6)) + 2
 
     for agent, run in selections:
         chosen = await store.events(agent=agent, run=run, limit=ALL)
-        assert chosen == [e for e in whole if _is_in(e, crew, agent, run)]
+        assert chosen == [e for e in whole if _is_in(e, workers, agent, run)]
         for limit in (1, 2, 3, 7, len(chosen), len(chosen) + 1):
-            assert await _paged(store, limit, agent, run) == chosen
+            assert await _read_pages(store, limit, agent, run) == chosen
             last = await store.events(agent=agent, run=run, limit=limit, newest=True)
             assert last == chosen[-limit:]
 
 
-async def check_reading_goes_on_after_any_cursor(harness: StoreHarness) -> None:
-    store, crew = await _set_record(harness)
+async def check_events_are_read_after_any_cursor(harness: StoreHarness) -> None:
+    store, workers = await _set_record(harness)
     whole = await store.events(limit=ALL)
-    agent = crew[1].scene.agent
+    agent = workers[1].agent
     mine = await store.events(agent=agent, limit=ALL)
 
     for after in range(len(whole) + 3):
@@ -97,38 +96,38 @@ async def check_reading_goes_on_after_any_cursor(harness: StoreHarness) -> None:
         assert await store.events(after, limit=2) == whole[after : after + 2]
 
 
-async def check_no_limit_of_zero_means_all(harness: StoreHarness) -> None:
+async def check_a_limit_of_zero_returns_nothing(harness: StoreHarness) -> None:
     store, _ = await _set_record(harness)
 
     assert await store.events(limit=0) == []
     assert await store.events(limit=0, newest=True) == []
 
 
-async def check_an_agent_and_anothers_run_have_nothing_in_common(harness: StoreHarness) -> None:
-    store, crew = await _set_record(harness)
+async def check_the_run_of_another_agent_has_no_events(harness: StoreHarness) -> None:
+    store, workers = await _set_record(harness)
 
-    assert await store.events(agent=crew[0].scene.agent, run=crew[1].run) == []
-    assert await store.events(agent=crew[0].scene.agent, run=crew[1].run, newest=True) == []
+    assert await store.events(agent=workers[0].agent, run=workers[1].run) == []
+    assert await store.events(agent=workers[0].agent, run=workers[1].run, newest=True) == []
 
 
 async def check_follow_gives_stored_then_live_events_once(harness: StoreHarness) -> None:
     working = await set_working(harness)
     for n in range(5):
-        await working.store.append(working.claim, working.batch(n * 10, n * 10 + 10))
+        await working.store.append(working.claim, working.make_batch(n * 10, n * 10 + 10))
     other = await harness.open()
 
-    seen = await _followed_while_writing(working, other, poll_seconds=5)
+    seen = await _follow_while_writing(working, other, poll_seconds=5)
 
     assert seen == await other.events(limit=ALL)
 
 
 async def check_follow_starts_after_its_cursor(harness: StoreHarness) -> None:
-    store, crew = await _set_record(harness)
-    mine = await store.events(run=crew[2].run, limit=ALL)
-    feed = _feed(store, after=mine[3].cursor, run=crew[2].run)
+    store, workers = await _set_record(harness)
+    mine = await store.events(run=workers[2].run, limit=ALL)
+    feed = _feed(store, after=mine[3].cursor, run=workers[2].run)
 
     seen = []
-    with anyio.fail_after(PATIENCE_SECONDS):
+    with anyio.fail_after(TIMEOUT_SECONDS):
         async with aclosing(feed) as events:
             async for event in events:
                 seen.append(event)
@@ -138,42 +137,42 @@ async def check_follow_starts_after_its_cursor(harness: StoreHarness) -> None:
     assert seen == mine[4:]
 
 
-async def check_a_waiter_is_woken_by_a_write_elsewhere(harness: StoreHarness) -> None:
+async def check_a_waiter_is_notified_of_a_write_in_another_store(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    waiter, writer, agent = await harness.open(), working.store, working.scene.agent
+    waiter, writer, agent = await harness.open(), working.store, working.agent
     now = harness.clock.now()
 
     for verb in (
         lambda: writer.accept(Message(agent, "hello")),
-        lambda: writer.append(working.claim, working.batch(0, 10)),
+        lambda: writer.append(working.claim, working.make_batch(0, 10)),
         lambda: writer.change(working.claim, working.run, Launched(now)),
         lambda: writer.cancel(working.claim.item.id),
-        lambda: writer.pause(agent),
+        lambda: writer.set_paused(agent, is_paused=True),
         lambda: writer.update_gate("codex", Closed(None, "by hand")),
-        lambda: writer.settle(working.claim, working.scene.ended()),
+        lambda: writer.settle(working.claim, working.make_end()),
     ):
-        with anyio.fail_after(PATIENCE_SECONDS), waiter.hints.watch(agent) as watch:
+        with anyio.fail_after(TIMEOUT_SECONDS), waiter.hints.watch(agent) as watch:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(verb)
-                assert await watch.wait(PATIENCE_SECONDS)
+                assert await watch.wait(TIMEOUT_SECONDS)
 
 
-async def check_a_waiter_is_woken_by_a_write_of_its_own_store(harness: StoreHarness) -> None:
+async def check_a_waiter_is_notified_of_a_write_in_its_own_store(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    store, agent = working.store, working.scene.agent
+    store, agent = working.store, working.agent
 
-    with anyio.fail_after(PATIENCE_SECONDS), store.hints.watch(agent) as watch:
+    with anyio.fail_after(TIMEOUT_SECONDS), store.hints.watch(agent) as watch:
         await store.accept(Message(agent, "hello"))
-        assert await watch.wait(PATIENCE_SECONDS)
+        assert await watch.wait(TIMEOUT_SECONDS)
 
 
-async def check_news_before_the_waiting_are_heard(harness: StoreHarness) -> None:
+async def check_a_write_before_the_wait_is_notified(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    waiter, agent = await harness.open(), working.scene.agent
+    waiter, agent = await harness.open(), working.agent
 
-    with anyio.fail_after(PATIENCE_SECONDS), waiter.hints.watch(None) as watch:
+    with anyio.fail_after(TIMEOUT_SECONDS), waiter.hints.watch(None) as watch:
         await working.store.accept(Message(agent, "hello"))
-        assert await watch.wait(PATIENCE_SECONDS)
+        assert await watch.wait(TIMEOUT_SECONDS)
 
 
 async def check_lost_hints_only_cost_time(harness: StoreHarness) -> None:
@@ -189,7 +188,7 @@ async def check_late_hints_only_cost_time(harness: StoreHarness) -> None:
 
 
 async def _check_work_goes_on(harness: StoreHarness, front: Notifier, back: Notifier) -> None:
-    """Messages in through one store, worked off and followed through another."""
+    """Accept messages through one store; run and follow them through another."""
     inbox, store = await harness.open(front), await harness.open(back)
     working = await set_working(harness, store=store)
     agent = await add_agent(harness, inbox, "bo")
@@ -198,31 +197,30 @@ async def _check_work_goes_on(harness: StoreHarness, front: Notifier, back: Noti
     async def work() -> None:
         with store.hints.watch(None) as watch:
             while len(settled) < 10:
-                for claim in await claim_lanes(store, working.scene.holder):
-                    await begin(harness, store, claim)
-                    settled.append((await working.scene.finish(claim)).text)
+                claims = await working.claim_lanes()
+                settled.extend([(await working.finish(claim)).text for claim in claims])
                 await watch.wait(POLL_SECONDS)
 
-    with anyio.fail_after(PATIENCE_SECONDS):
+    with anyio.fail_after(TIMEOUT_SECONDS):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(work)
             for n in range(10):
-                await send(harness, inbox, agent, str(n))
+                await replace(working, store=inbox).send(str(n), to=agent)
 
     assert settled == [str(n) for n in range(10)]
     before = await store.events(limit=ALL)
-    seen = await _followed_while_writing(working, inbox, poll_seconds=POLL_SECONDS)
+    seen = await _follow_while_writing(working, inbox, poll_seconds=POLL_SECONDS)
     assert seen[: len(before)] == before
     assert seen == await inbox.events(limit=ALL)
 
 
-async def _followed_while_writing(
+async def _follow_while_writing(
     working: Working, reader: Store, *, poll_seconds: float
 ) -> list[StoredEvent]:
     """Everything `reader` follows while `working` appends twenty events more."""
     stored = await reader.events(limit=ALL)
     seen: list[StoredEvent] = []
-    start = (await reader.process(working.process)).offset
+    start = (await read_process(reader, working.process)).offset
 
     async def watch() -> None:
         async with aclosing(_feed(reader, poll_seconds=poll_seconds)) as events:
@@ -231,40 +229,42 @@ async def _followed_while_writing(
                 if len(seen) == len(stored) + 20:
                     return
 
-    with anyio.fail_after(PATIENCE_SECONDS):
+    with anyio.fail_after(TIMEOUT_SECONDS):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch)
             for n in range(start, start + 200, 20):
-                said = working.said(n + 10), working.said(n + 20)
-                await working.store.append(working.claim, working.batch(n, n + 20, *said))
+                events = working.make_event(n + 10), working.make_event(n + 20)
+                await working.store.append(working.claim, working.make_batch(n, n + 20, *events))
     return seen
 
 
 async def _set_record(harness: StoreHarness) -> tuple[Store, list[Working]]:
     """Three agents whose batches of 0 to 5 events lie interleaved, and two events of no run."""
     store = await harness.open()
-    crew = [await set_working(harness, name, store=store) for name in ("ada", "bo", "cy")]
+    workers = [await set_working(harness, name, store=store) for name in ("ada", "bo", "cy")]
     for n in range(6):
-        for working in crew:
-            start, said = n * 10, [working.said(n * 10 + 10, k) for k in range(n)]
-            batch = working.batch(start, start + 10, *said) if said else None
-            empty = working.batch(start, start + 10, working.noted("s", 0))
+        for working in workers:
+            start, events = n * 10, [working.make_event(n * 10 + 10, k) for k in range(n)]
+            batch = working.make_batch(start, start + 10, *events) if events else None
+            empty = working.make_batch(start, start + 10, working.make_note("s", 0))
             await store.append(working.claim, batch or empty)
-    extra = crew[1].batch(60, 70, crew[1].said(65), crew[1].said(70), run=None)
-    await store.append(crew[1].claim, extra)
-    return store, crew
+    extra = workers[1].make_batch(
+        60, 70, workers[1].make_event(65), workers[1].make_event(70), run=None
+    )
+    await store.append(workers[1].claim, extra)
+    return store, workers
 
 
 def _is_in(
-    event: StoredEvent, crew: list[Working], agent: AgentId | None, run: RunId | None
+    event: StoredEvent, workers: list[Working], agent: AgentId | None, run: RunId | None
 ) -> bool:
     names = {
-        working.scene.agent: name for working, name in zip(crew, ("ada", "bo", "cy"), strict=True)
+        working.agent: name for working, name in zip(workers, ("ada", "bo", "cy"), strict=True)
     }
     return (agent is None or event.agent == names[agent]) and run in {None, event.run}
 
 
-async def _paged(
+async def _read_pages(
     store: Store, limit: int, agent: AgentId | None, run: RunId | None
 ) -> list[StoredEvent]:
     events: list[StoredEvent] = []

@@ -1,85 +1,78 @@
-"""Promises about calls: a holder learns in one question what is wanted of its lanes."""
+"""Promises about pending requests: one query returns what is requested of a holder's lanes."""
 
 from steadyrun.model.item import Message
 from steadyrun.store import PendingRequests
-from steadyrun.testing.store_conformance.fixtures import (
-    add_agent,
-    claim_lanes,
-    send,
-    set_scene,
-    set_warm,
-    set_working,
-)
+from steadyrun.testing.store_conformance.fixtures import set_scene, set_warm, set_working
 from steadyrun.testing.store_conformance.harness import StoreHarness
 
 
-async def check_no_holder_is_called_without_a_request(harness: StoreHarness) -> None:
+async def check_there_is_no_pending_request_without_cause(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    store, scene = working.store, working.scene
-    await store.accept(Message(scene.agent, "wait", followup="queue"))
+    store = working.store
+    await store.accept(Message(working.agent, "wait", followup="queue"))
 
-    assert await store.pending_requests(scene.holder) == []
+    assert await store.pending_requests(working.holder) == []
 
 
-async def check_a_call_tells_what_can_be_taken(harness: StoreHarness) -> None:
+async def check_a_steerable_item_is_a_pending_request(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    store, scene = working.store, working.scene
-    item = await scene.send("more")
+    store = working.store
+    item = await working.send("more")
 
-    assert await store.pending_requests(scene.holder) == [PendingRequests(scene.agent, (), True)]
+    assert await store.pending_requests(working.holder) == [
+        PendingRequests(working.agent, (), True)
+    ]
     await store.offer_followups(working.claim)
-    assert await store.pending_requests(scene.holder) == []
-    await store.return_offer(working.claim, item.id)
+    assert await store.pending_requests(working.holder) == []
+    await store.close_offer(working.claim, item.id, "returned")
 
-    assert await store.pending_requests(scene.holder) == [], (
-        "what was given back is not taken again"
-    )
+    assert await store.pending_requests(working.holder) == [], "a returned item is not offered"
 
 
-async def check_a_call_tells_what_shall_stop(harness: StoreHarness) -> None:
+async def check_cancellations_are_pending_requests(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    store, scene = working.store, working.scene
-    offered, absorbed = [await scene.send(text) for text in ("offered", "absorbed")]
+    store = working.store
+    offered, absorbed = [await working.send(text) for text in ("offered", "absorbed")]
     await store.offer_followups(working.claim, limit=2)
-    await store.absorb(working.claim, absorbed.id)
+    await store.close_offer(working.claim, absorbed.id, "absorbed")
     for item in (working.claim.item, offered, absorbed):
         await (await harness.open()).cancel(item.id)
 
-    [call] = await store.pending_requests(scene.holder)
+    [requests] = await store.pending_requests(working.holder)
 
-    assert sorted(call.cancelled) == [working.claim.item.id, offered.id, absorbed.id]
-    assert (call.agent, call.has_steerable) == (scene.agent, False)
+    assert sorted(requests.cancelled) == [working.claim.item.id, offered.id, absorbed.id]
+    assert (requests.agent, requests.has_steerable) == (working.agent, False)
 
 
-async def check_calls_are_for_running_lanes_of_the_holder(harness: StoreHarness) -> None:
+async def check_pending_requests_are_of_running_lanes_of_the_holder(harness: StoreHarness) -> None:
     mine = await set_working(harness)
     store = mine.store
     other = await set_working(harness, "bo", store=store)
     warm = await set_warm(harness, "cy", store=store)
     free = await set_scene(harness, "di", store=store)
-    for scene in (mine.scene, other.scene, warm.scene, free):
+    for scene in (mine, other, warm, free):
         await scene.send("more")
-    await store.pause(warm.scene.agent)
-    await store.pause(await add_agent(harness, store, "ed"))
+    await store.set_paused(warm.agent, is_paused=True)
+    await store.set_paused(await mine.add_agent("ed"), is_paused=True)
 
-    assert [call.agent for call in await store.pending_requests(mine.scene.holder)] == [
-        mine.scene.agent
+    assert [requests.agent for requests in await store.pending_requests(mine.holder)] == [
+        mine.agent
     ]
-    assert [call.agent for call in await store.pending_requests(other.scene.holder)] == [
-        other.scene.agent
+    assert [requests.agent for requests in await store.pending_requests(other.holder)] == [
+        other.agent
     ]
-    assert await store.pending_requests(warm.scene.holder) == []
+    assert await store.pending_requests(warm.holder) == []
 
 
-async def check_calls_are_in_the_order_of_agents(harness: StoreHarness) -> None:
+async def check_pending_requests_are_sorted_by_agent(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
-    agents = [scene.agent, *[await add_agent(harness, scene.store, name) for name in ("bo", "cy")]]
+    agents = [scene.agent, *[await scene.add_agent(name) for name in ("bo", "cy")]]
     for agent in agents[::-1]:
-        await send(harness, scene.store, agent, "work")
-    await claim_lanes(scene.store, scene.holder, limit=5)
+        await scene.send("work", to=agent)
+    await scene.claim_lanes(limit=5)
     for agent in agents[::-1]:
-        await send(harness, scene.store, agent, "more")
+        await scene.send("more", to=agent)
 
-    assert [call.agent for call in await scene.store.pending_requests(scene.holder)] == sorted(
-        agents
-    )
+    assert [
+        requests.agent for requests in await scene.store.pending_requests(scene.holder)
+    ] == sorted(agents)

@@ -1,20 +1,16 @@
-"""Promises about trying again: the same claim, another run, and nothing that came with it lost."""
+"""Promises about `retry`: the claim stays, another run is created, and no follow-up is lost."""
 
 from steadyrun.errors import ChangeRefused
 from steadyrun.model.event import ErrorFact
-from steadyrun.testing.store_conformance.fixtures import (
-    expect_refused,
-    set_scene,
-    set_working,
-)
+from steadyrun.testing.store_conformance.fixtures import expect_refused, set_scene, set_working
 from steadyrun.testing.store_conformance.harness import StoreHarness
 
 
 async def check_an_item_is_run_again_under_its_claim(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    store, scene = working.store, working.scene
-    await store.change(working.claim, working.run, scene.ended("failed"))
-    lane = await store.lane(scene.agent)
+    store = working.store
+    await store.change(working.claim, working.run, working.make_end("failed"))
+    lane = await store.lane(working.agent)
 
     claim = await store.retry(working.claim, spends=True)
 
@@ -24,37 +20,39 @@ async def check_an_item_is_run_again_under_its_claim(harness: StoreHarness) -> N
     assert item == await store.item(item.id)
     assert (item.status, item.run, item.before) == ("running", None, working.run)
     assert (item.attempt, item.tries) == (2, 1)
-    assert await store.lane(scene.agent) == lane
-    run = await scene.begin(claim)
-    settled = await scene.finish(claim, text="at last")
+    assert await store.lane(working.agent) == lane
+    run = await working.begin(claim)
+    settled = await working.finish(claim, text="at last")
     assert (settled.status, settled.reply) == ("completed", "at last")
     assert (settled.run, settled.before) == (run, working.run)
 
 
-async def check_only_what_it_costs_is_counted_as_a_try(harness: StoreHarness) -> None:
+async def check_only_a_retry_that_spends_counts_as_a_try(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     await scene.send()
-    claim = await scene.claim()
+    claim = await scene.claim_next()
 
     for n, spends in enumerate((False, True, False, True), start=2):
         run = await scene.begin(claim)
-        await scene.store.change(claim, run, scene.ended("failed"))
+        await scene.store.change(claim, run, scene.make_end("failed"))
         claim = await scene.store.retry(claim, spends=spends)
         assert (claim.item.attempt, claim.item.tries, claim.item.before) == (n, (n - 1) // 2, run)
 
     await scene.begin(claim)
     await scene.finish(claim, "cancelled", stop_reason="shutdown")
-    assert (await scene.claim()).item.tries == 2, "it is the item's, not the claim's"
+    assert (await scene.claim_next()).item.tries == 2, (
+        "tries are counted for the item, not for the claim"
+    )
 
 
-async def check_what_came_with_the_run_is_back_in_its_place(harness: StoreHarness) -> None:
+async def check_a_retry_requeues_offered_and_absorbed_items(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    store, scene, claim = working.store, working.scene, working.claim
-    later = [await scene.send(text) for text in ("absorbed", "offered", "stopped", "queued")]
+    store, claim = working.store, working.claim
+    later = [await working.send(text) for text in ("absorbed", "offered", "stopped", "queued")]
     await store.offer_followups(claim, limit=3)
-    await store.absorb(claim, later[0].id)
+    await store.close_offer(claim, later[0].id, "absorbed")
     await store.cancel(later[2].id)
-    await store.change(claim, working.run, scene.ended("failed"))
+    await store.change(claim, working.run, working.make_end("failed"))
 
     await store.retry(claim, spends=False)
 
@@ -65,20 +63,20 @@ async def check_what_came_with_the_run_is_back_in_its_place(harness: StoreHarnes
         ("cancelled", "offered"),
         ("queued", "none"),
     ]
-    assert (await store.lane(scene.agent)).queued == 3
-    taken = await store.offer_followups(claim, limit=5)
-    assert [item.id for item in taken] == [later[3].id]
+    assert (await store.lane(working.agent)).queued == 3
+    offered = await store.offer_followups(claim, limit=5)
+    assert [item.id for item in offered] == [later[3].id]
 
 
-async def check_an_own_turn_is_told_when_it_is_run_again(harness: StoreHarness) -> None:
+async def check_a_retried_own_turn_is_sent_like_any_other_item(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    store, scene, claim = working.store, working.scene, working.claim
-    await scene.send("later")
+    store, claim = working.store, working.claim
+    await working.send("later")
     [later] = await store.offer_followups(claim)
-    await store.change(claim, working.run, scene.ended("completed"))
+    await store.change(claim, working.run, working.make_end("completed"))
     own = await store.continue_with(claim, later.id)
-    run = await scene.begin(own)
-    await store.change(own, run, scene.ended("failed"))
+    run = await working.begin(own)
+    await store.change(own, run, working.make_end("failed"))
 
     again = await store.retry(own, spends=True)
 
@@ -86,15 +84,15 @@ async def check_an_own_turn_is_told_when_it_is_run_again(harness: StoreHarness) 
     assert (again.item.id, again.item.delivery) == (later.id, "none")
 
 
-async def check_only_what_has_ended_is_run_again(harness: StoreHarness) -> None:
+async def check_only_an_ended_run_is_retried(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     store = scene.store
     await scene.send()
-    claim = await scene.claim()
+    claim = await scene.claim_next()
     await expect_refused(store, ChangeRefused, store.retry(claim, spends=True))
     run = await scene.begin(claim)
     await expect_refused(store, ChangeRefused, store.retry(claim, spends=True))
-    await store.change(claim, run, scene.ended("failed"))
+    await store.change(claim, run, scene.make_end("failed"))
     await store.cancel(claim.item.id)
 
     await expect_refused(store, ChangeRefused, store.retry(claim, spends=True))
@@ -102,21 +100,20 @@ async def check_only_what_has_ended_is_run_again(harness: StoreHarness) -> None:
     assert (await store.settle(claim)).status == "cancelled"
 
 
-async def check_an_item_that_failed_says_why(harness: StoreHarness) -> None:
+async def check_a_failed_item_has_the_error_of_its_run(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     error = ErrorFact("crashed", f"it said {harness.secret.reveal()}", "Try again.", True)
 
-    async def settled(status: str) -> ErrorFact | None:
+    async def settle_with(status: str) -> ErrorFact | None:
         await scene.send()
-        claim = await scene.claim()
-        await scene.begin(claim)
+        claim = await scene.claim_next()
         item = await scene.finish(claim, status, error=error)  # type: ignore[arg-type]
         assert item == await scene.store.item(item.id)
         return item.error
 
-    found = await settled("failed")
+    found = await settle_with("failed")
     assert found is not None
     assert (found.code, found.hint, found.retryable) == ("crashed", "Try again.", True)
     assert harness.secret.reveal() not in found.message
-    assert await settled("completed") is None
-    assert await settled("cancelled") is None
+    assert await settle_with("completed") is None
+    assert await settle_with("cancelled") is None

@@ -6,26 +6,25 @@ import msgspec
 
 from steadyrun.errors import ChangeRefused, NotFound
 from steadyrun.model.event import Diagnostic, ErrorFact, TextFinal, ToolCompleted
-from steadyrun.model.ids import RunId
 from steadyrun.model.process import Checkpoint, Process
-from steadyrun.model.run import Adopted, Created, Finished, Launched, Run, Touched
-from steadyrun.model.secret import REDACTED
-from steadyrun.model.usage import Cost, Usage, UsageSum
+from steadyrun.model.run import Created, Finished, Launched, Run, Touched
+from steadyrun.model.token_shapes import REDACTED
+from steadyrun.model.usage import Cost, Usage, UsageSum, add_up
 from steadyrun.testing.store_conformance.fixtures import (
     Scene,
-    create,
     expect_refused,
     read_everything,
+    read_process,
     set_scene,
     set_working,
 )
 from steadyrun.testing.store_conformance.harness import StoreHarness
 
 
-async def check_a_run_is_kept_with_all_its_facts(harness: StoreHarness) -> None:
+async def check_a_run_is_stored_with_all_its_fields(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     await scene.send()
-    claim = await scene.claim(model="opus", allowed_tools=("Read",), metadata={"a": {"b": 1}})
+    claim = await scene.claim_next(model="opus", allowed_tools=("Read",), metadata={"a": {"b": 1}})
     run = await scene.begin(claim)
     process = await scene.open_process(claim)
     harness.clock.advance(timedelta(microseconds=1_234_567))
@@ -54,9 +53,9 @@ async def check_a_run_is_kept_with_all_its_facts(harness: StoreHarness) -> None:
 async def check_a_run_is_bound_to_its_claims_item(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     first, second = await scene.send(), await scene.send()
-    claim = await scene.claim()
+    claim = await scene.claim_next()
     now, ids = harness.clock.now(), harness.ids
-    await scene.store.change(claim, await scene.begin(claim), scene.ended("failed"))
+    await scene.store.change(claim, await scene.begin(claim), scene.make_end("failed"))
 
     for created in (
         Created(ids.make_run(), ids.make_agent(), first.id, "claude", now),
@@ -75,14 +74,14 @@ async def check_a_run_is_bound_to_its_claims_item(harness: StoreHarness) -> None
     await expect_refused(scene.store, ChangeRefused, scene.store.change(claim, another.id, another))
 
 
-async def check_an_item_may_be_tried_again_in_one_claim(harness: StoreHarness) -> None:
+async def check_a_claim_may_create_another_run_after_a_failed_one(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     item = await scene.send()
-    claim = await scene.claim()
+    claim = await scene.claim_next()
     first = await scene.begin(claim)
-    await scene.store.change(claim, first, scene.ended("failed"))
+    await scene.store.change(claim, first, scene.make_end("failed"))
 
-    second = await create(harness, scene.store, claim)
+    second = await scene.create(claim)
     settled = await scene.finish(claim)
 
     assert (settled.id, settled.run, settled.status) == (item.id, second, "completed")
@@ -90,19 +89,19 @@ async def check_an_item_may_be_tried_again_in_one_claim(harness: StoreHarness) -
     assert (await scene.store.run(first)).status == "failed"
 
 
-async def check_changing_no_run_is_refused(harness: StoreHarness) -> None:
+async def check_a_change_of_an_unknown_run_is_refused(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     await scene.send()
-    claim = await scene.claim()
+    claim = await scene.claim_next()
     now = harness.clock.now()
 
-    for change in (Launched(now), Adopted(now), Touched(now), scene.ended()):
+    for change in (Launched(now), Touched(now), scene.make_end()):
         await expect_refused(
             scene.store, ChangeRefused, scene.store.change(claim, harness.ids.make_run(), change)
         )
-    await scene.store.change(claim, await scene.begin(claim), scene.ended("failed"))
+    await scene.store.change(claim, await scene.begin(claim), scene.make_end("failed"))
     retried = await scene.store.retry(claim, spends=False)
-    await expect_refused(scene.store, ChangeRefused, scene.store.settle(retried, scene.ended()))
+    await expect_refused(scene.store, ChangeRefused, scene.store.settle(retried, scene.make_end()))
 
 
 async def check_creating_a_run_again_only_adds_metadata(harness: StoreHarness) -> None:
@@ -121,7 +120,7 @@ async def check_runs_are_paged_newest_first(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     whole: list[Run] = []
     for _ in range(5):
-        whole.insert(0, await _finished_run(scene))
+        whole.insert(0, await _finish_run(scene))
 
     assert await scene.store.runs() == whole
     for limit in (1, 2, 5, 9):
@@ -132,21 +131,10 @@ async def check_runs_are_paged_newest_first(harness: StoreHarness) -> None:
         assert paged == whole
 
 
-async def check_what_runs_have_cost_is_one_question(harness: StoreHarness) -> None:
-    scene = await set_scene(harness)
-    costs = [Cost(1.5, "known"), Cost(0.25, "estimated"), Cost()]
-    runs = [await _finished_run(scene, cost=cost) for cost in costs]
-
-    found = await scene.store.run_costs([*(run.id for run in runs[1:]), RunId("run_none")])
-
-    assert found == {run.id: cost for run, cost in zip(runs[1:], costs[1:], strict=True)}
-    assert await scene.store.run_costs([]) == {}
-
-
 async def check_a_process_is_open_until_closed(harness: StoreHarness) -> None:
     working = await set_working(harness)
     store, claim = working.store, working.claim
-    opened = await store.process(working.process)
+    opened = await read_process(store, working.process)
     assert opened == Process(
         working.process,
         claim.agent,
@@ -157,111 +145,110 @@ async def check_a_process_is_open_until_closed(harness: StoreHarness) -> None:
         seal="seal-1",
         account="work",
     )
-    assert await store.open_processes() == [opened]
+    assert await store.processes() == [opened]
     harness.clock.advance(timedelta(seconds=1))
 
     await store.close_process(claim, working.process)
 
-    assert (await store.process(working.process)).closed_at == harness.clock.now()
-    assert await store.open_processes(claim.agent) == []
+    assert (await read_process(store, working.process)).closed_at == harness.clock.now()
+    assert await store.processes() == []
     harness.clock.advance(timedelta(seconds=1))
-    before = await read_everything(store), await store.process(working.process)
+    before = await read_everything(store), await read_process(store, working.process)
     await store.close_process(claim, working.process)
-    assert (await read_everything(store), await store.process(working.process)) == before
+    assert (await read_everything(store), await read_process(store, working.process)) == before
 
 
 async def check_a_process_belongs_to_one_agent(harness: StoreHarness) -> None:
     working = await set_working(harness)
     store, claim = working.store, working.claim
     other = await set_working(harness, "bo", store=store)
-    mine = await store.process(working.process)
+    mine = await read_process(store, working.process)
 
     await expect_refused(store, ChangeRefused, store.open_process(claim, mine))
     foreign = msgspec.structs.replace(mine, id=harness.ids.make_process(), agent=other.claim.agent)
     await expect_refused(store, ChangeRefused, store.open_process(claim, foreign))
     for process in (other.process, harness.ids.make_process()):
         await expect_refused(store, NotFound, store.close_process(claim, process))
-    assert len(await store.open_processes()) == 2
-    assert await store.open_processes(claim.agent) == [mine]
+    assert [each.id for each in await store.processes()] == [working.process, other.process]
 
 
 async def check_saved_state_moves_only_with_a_checkpoint(harness: StoreHarness) -> None:
     working = await set_working(harness)
     store, claim = working.store, working.claim
-    await store.append(claim, working.batch(0, 10, checkpoint=Checkpoint(b"one", 1)))
+    await store.append(claim, working.make_batch(0, 10, checkpoint=Checkpoint(b"one", 1)))
 
-    await store.append(claim, working.batch(10, 20))
-    process = await store.process(working.process)
+    await store.append(claim, working.make_batch(10, 20))
+    process = await read_process(store, working.process)
     assert process.saved is not None
     assert (process.offset, process.saved.offset, process.saved.state) == (20, 10, b"one")
 
-    await store.append(claim, working.batch(20, 30, checkpoint=Checkpoint(b"", 2)))
-    process = await store.process(working.process)
+    await store.append(claim, working.make_batch(20, 30, checkpoint=Checkpoint(b"", 2)))
+    process = await read_process(store, working.process)
     assert process.saved is not None
     assert (process.saved.offset, process.saved.state, process.saved.sent) == (30, b"", 2)
 
 
-async def check_a_session_keeps_the_tokens_before(harness: StoreHarness) -> None:
+async def check_a_session_keeps_its_earlier_tokens(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    store, claim, agent = working.store, working.claim, working.scene.agent
-    assert await store.session(agent, "claude") is None
-    tokens = [working.token(name) for name in ("one", "two", "three")]
+    store, claim, agent = working.store, working.claim, working.agent
+    assert (await store.sessions(agent)).get("claude") is None
+    tokens = [working.make_token(name) for name in ("one", "two", "three")]
     for n, token in enumerate(tokens):
-        await store.append(claim, working.batch(n * 10, n * 10 + 10, token=token))
+        await store.append(claim, working.make_batch(n * 10, n * 10 + 10, token=token))
 
-    session = await store.session(agent, "claude")
+    session = (await store.sessions(agent)).get("claude")
 
     assert session is not None
     assert (session.provider, session.current) == ("claude", tokens[2])
     assert session.history == (tokens[0], tokens[1])
-    assert await store.session(agent, "codex") is None
-    assert await store.token("claude", tokens[2].token) == tokens[2]
-    assert await store.token("claude", tokens[0].token) is None
-    assert await store.token("codex", tokens[2].token) is None
+    assert (await store.sessions(agent)).get("codex") is None
+    assert await store.sessions(provider="claude", token=tokens[2].token) == {"claude": session}
+    assert await store.sessions(provider="claude", token=tokens[0].token) == {}
+    assert await store.sessions(provider="codex", token=tokens[2].token) == {}
 
 
-async def check_a_token_seen_again_changes_nothing(harness: StoreHarness) -> None:
+async def check_a_repeated_token_changes_nothing(harness: StoreHarness) -> None:
     working = await set_working(harness)
-    store, claim, agent = working.store, working.claim, working.scene.agent
-    await store.append(claim, working.batch(0, 10, token=working.token("one")))
-    before = await store.session(agent, "claude")
+    store, claim, agent = working.store, working.claim, working.agent
+    await store.append(claim, working.make_batch(0, 10, token=working.make_token("one")))
+    before = (await store.sessions(agent)).get("claude")
     harness.clock.advance(timedelta(hours=1))
 
-    await store.append(claim, working.batch(10, 20, token=working.token("one")))
+    await store.append(claim, working.make_batch(10, 20, token=working.make_token("one")))
 
-    assert await store.session(agent, "claude") == before
+    assert (await store.sessions(agent)).get("claude") == before
 
 
-async def check_usage_is_told_apart_by_agent_provider_and_model(harness: StoreHarness) -> None:
+async def check_usage_is_grouped_by_agent_provider_and_model(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     name = (await scene.store.agent(scene.agent)).name
-    await _finished_run(scene, usage=Usage(10, 5), cost=Cost(0.5, "known"))
+    await _finish_run(scene, usage=Usage(10, 5), cost=Cost(0.5, "known"))
     harness.clock.advance(timedelta(hours=1))
     since = harness.clock.now()
-    await _finished_run(scene, usage=Usage(1), cost=Cost())
+    await _finish_run(scene, usage=Usage(1), cost=Cost())
     second = UsageSum(1, 1, unknown_cost_runs=1, unknown_tokens=1)
     both = UsageSum(2, 11, 5, known_usd=0.5, unknown_cost_runs=1, unknown_tokens=1)
 
-    assert await scene.store.usage_by("agent") == {name: both}
-    assert await scene.store.usage_by("agent", since=since) == {name: second}
-    assert await scene.store.usage_by("provider", agent=scene.agent) == {"claude": both}
-    assert await scene.store.usage_by("model") == {"": both}
-    assert await scene.store.usage_by("model", agent=harness.ids.make_agent()) == {}
+    assert await scene.store.usage("agent") == {name: both}
+    assert await scene.store.usage("agent", since=since) == {name: second}
+    assert await scene.store.usage("provider", agent=scene.agent) == {"claude": both}
+    assert await scene.store.usage("model") == {"": both}
+    assert await scene.store.usage("model", agent=harness.ids.make_agent()) == {}
 
 
 async def check_a_day_of_usage_is_a_date_of_the_zone(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     first, last = harness.clock.now(), harness.clock.now() + timedelta(hours=36)
-    await _finished_run(scene, usage=Usage(1), cost=Cost(0.5, "known"))
+    await _finish_run(scene, usage=Usage(1), cost=Cost(0.5, "known"))
     harness.clock.advance(timedelta(hours=36))
-    await _finished_run(scene, usage=Usage(2), cost=Cost(0.25, "known"))
+    await _finish_run(scene, usage=Usage(2), cost=Cost(0.25, "known"))
     sums = [UsageSum(1, 1, known_usd=0.5), UsageSum(1, 2, known_usd=0.25)]
 
     for hours in (-12, 0, 14):
         zone = timezone(timedelta(hours=hours))
         dates = [at.astimezone(zone).date().isoformat() for at in (first, last)]
-        assert await scene.store.usage_by("day", zone=zone) == dict(zip(dates, sums, strict=True))
-        latest = await scene.store.usage_by("day", since=last, zone=zone)
+        assert await scene.store.usage("day", zone=zone) == dict(zip(dates, sums, strict=True))
+        latest = await scene.store.usage("day", since=last, zone=zone)
         assert latest == {dates[1]: sums[1]}
 
 
@@ -269,24 +256,25 @@ async def check_usage_keeps_known_estimated_and_unknown_apart(harness: StoreHarn
     scene = await set_scene(harness)
     start = harness.clock.now()
     for cost in (Cost(0.5, "known"), Cost(0.25, "known"), Cost(2.0, "estimated"), Cost()):
-        await _finished_run(scene, usage=Usage(10, 5, None, 1), cost=cost)
+        await _finish_run(scene, usage=Usage(10, 5, None, 1), cost=cost)
         harness.clock.advance(timedelta(hours=1))
-    await _finished_run(scene)
+    await _finish_run(scene)
 
-    total = await scene.store.usage()
+    total = await scene.store.usage("provider")
 
-    assert total == UsageSum(5, 40, 20, 0, 4, 0.75, 2.0, 2, 16)
-    assert await scene.store.usage(agent=scene.agent) == total
-    assert await scene.store.usage(agent=harness.ids.make_agent()) == UsageSum()
-    assert (await scene.store.usage(since=start + timedelta(hours=2))).runs == 3
+    assert total == {"claude": UsageSum(5, 40, 20, 0, 4, 0.75, 2.0, 2, 16)}
+    assert await scene.store.usage("provider", agent=scene.agent) == total
+    assert await scene.store.usage("provider", agent=harness.ids.make_agent()) == {}
+    later = await scene.store.usage("provider", since=start + timedelta(hours=2))
+    assert later["claude"].runs == 3
 
 
-async def check_usage_is_counted_from_the_very_moment_on(harness: StoreHarness) -> None:
+async def check_usage_is_counted_from_the_exact_time_on(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     harness.clock.advance(timedelta(seconds=1) - timedelta(milliseconds=2))
-    first = await _finished_run(scene)
+    first = await _finish_run(scene)
     harness.clock.advance(timedelta(microseconds=500_000))
-    second = await _finished_run(scene)
+    second = await _finish_run(scene)
     moment = timedelta(microseconds=1)
 
     for since, runs in [
@@ -296,21 +284,21 @@ async def check_usage_is_counted_from_the_very_moment_on(harness: StoreHarness) 
         (second.created_at, 1),
         (second.created_at + moment, 0),
     ]:
-        assert (await scene.store.usage(since=since)).runs == runs
+        assert add_up((await scene.store.usage("day", since=since)).values()).runs == runs
 
 
 async def check_secrets_are_scrubbed_from_events_and_runs(harness: StoreHarness) -> None:
     scene, secret = await set_scene(harness), harness.secret.reveal()
     await scene.send()
-    claim = await scene.claim(metadata={"env": {"KEY": secret}})
+    claim = await scene.claim_next(metadata={"env": {"KEY": secret}})
     run = await scene.begin(claim)
     working = await set_working(harness, "bo", store=scene.store)
     nested = msgspec.json.encode({"token": f"Bearer {secret}"}).decode()
     await scene.store.append(
         working.claim,
-        working.batch(
-            0, 10, working.said(5, 0, TextFinal(f"it is {secret}!")),
-            working.said(10, 0, ToolCompleted("t", "Bash", {"c": [secret]}, nested)),
+        working.make_batch(
+            0, 10, working.make_event(5, 0, TextFinal(f"it is {secret}!")),
+            working.make_event(10, 0, ToolCompleted("t", "Bash", {"c": [secret]}, nested)),
         ),
     )  # fmt: skip
 
@@ -323,18 +311,16 @@ async def check_secrets_are_scrubbed_from_events_and_runs(harness: StoreHarness)
     found = await scene.store.run(run)
     assert found.text == f"the key is {REDACTED}"
     assert found.metadata == {"env": {"KEY": REDACTED}}
-    said = (await scene.store.events(run=working.run))[0].event
-    assert said == TextFinal(f"it is {REDACTED}!")
+    text = (await scene.store.events(run=working.run))[0].event
+    assert text == TextFinal(f"it is {REDACTED}!")
     seen = msgspec.json.encode(await read_everything(scene.store))
     for form in (secret.encode(), msgspec.json.encode(secret)[1:-1]):
         assert form not in seen
 
 
-async def _finished_run(
-    scene: Scene, *, usage: Usage | None = None, cost: Cost | None = None
-) -> Run:
+async def _finish_run(scene: Scene, *, usage: Usage | None = None, cost: Cost | None = None) -> Run:
     await scene.send()
-    claim = await scene.claim()
+    claim = await scene.claim_next()
     run = await scene.begin(claim)
     await scene.finish(claim, "completed", usage=usage, cost=cost)
     return await scene.store.run(run)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from steadyrun.dialect import TurnEnded
 from steadyrun.model import event as ev
-from steadyrun.model.usage import Cost, Usage
+from steadyrun.model.usage import MOST_TOKENS, USAGE_REFUSED, Cost, Usage
 from steadyrun.providers.claude.frames import SILENT_TYPES
 from steadyrun.providers.claude.state import ClaudeState
 from steadyrun.providers.shared.prices import estimate_cost
@@ -23,27 +23,28 @@ from tests.support.claude_lines import (
     assistant,
     delta,
     echo,
+    get_end,
     init,
     reply,
     result,
     stream,
     system,
     text,
-    the_end,
     tool,
     tool_result,
     used,
     user,
     working,
 )
+from tests.support.dialect_talker import the_error
 
 # -- words
 
 
-def test_streamed_pieces_are_reported() -> None:
+def test_streamed_text_and_thinking_become_deltas() -> None:
     thinking = {"type": "thinking_delta", "thinking": "hm"}
 
-    said = working().hear(delta("He"), stream("content_block_delta", delta=thinking))
+    said = working().receive(delta("He"), stream("content_block_delta", delta=thinking))
 
     assert said == [ev.TextDelta("He"), ev.ThinkingDelta("hm")]
 
@@ -61,15 +62,15 @@ def test_streamed_pieces_are_reported() -> None:
     ],
 )
 def test_other_stream_events_cause_no_event(line: Line) -> None:
-    assert working().hear(line) == []
+    assert working().receive(line) == []
 
 
-def test_thinking_is_reported_once() -> None:
+def test_thinking_that_was_streamed_is_not_reported_twice() -> None:
     thought = assistant({"type": "thinking", "thinking": "hm", "signature": "x"})
     talk = working()
 
-    whole = talk.hear(thought)
-    streamed = talk.hear(stream("message_start", message={"id": "msg1"}), thought)
+    whole = talk.receive(thought)
+    streamed = talk.receive(stream("message_start", message={"id": "msg1"}), thought)
 
     assert whole == [ev.ThinkingDelta("hm")]
     assert streamed == []
@@ -84,58 +85,54 @@ def test_thinking_is_reported_once() -> None:
         {"type": "of another kind"},
     ],
 )
-def test_an_empty_part_causes_no_event(block: dict[str, Any]) -> None:
-    assert working().hear(assistant(block)) == []
+def test_empty_content_block_causes_no_event(block: dict[str, Any]) -> None:
+    assert working().receive(assistant(block)) == []
 
 
-def test_a_command_without_text_causes_no_event() -> None:
+def test_placeholder_for_no_content_causes_no_event() -> None:
     line = {
         "id": "x",
         "model": "<synthetic>",
         "content": [{"type": "text", "text": "(no content)"}],
     }
 
-    assert working().hear({"type": "assistant", "message": line}) == []
+    assert working().receive({"type": "assistant", "message": line}) == []
 
 
-def test_the_answer_is_what_the_result_says() -> None:
+def test_text_of_the_result_line_is_the_answer() -> None:
     talk = working()
-    talk.hear(text("on the way"))
+    talk.receive(text("on the way"))
 
-    assert the_end(talk.hear(result('{"a":1}', structured_output={"a": 1}))).text == '{"a":1}'
+    assert get_end(talk.receive(result('{"a":1}', structured_output={"a": 1}))).text == '{"a":1}'
 
 
-def test_an_error_is_no_answer() -> None:
+def test_error_text_is_not_taken_as_the_answer() -> None:
     talk = working()
-    talk.hear(text("so far"))
+    talk.receive(text("so far"))
 
-    said = talk.hear(text("API Error: 429", error="rate_limit"), result("API Error", is_error=True))
+    said = talk.receive(
+        text("API Error: 429", error="rate_limit"), result("API Error", is_error=True)
+    )
 
-    end = the_end(said)
+    end = get_end(said)
     assert ev.TextFinal not in map(type, said)
     assert end.error
     assert (end.text, end.status, end.error.message) == ("so far", "rate_limited", "API Error")
 
 
-def test_the_first_error_counts() -> None:
+def test_first_error_of_a_turn_sets_the_error_code() -> None:
     talk = working()
-    talk.hear(text("x", error="billing_error"), text("y", error="rate_limit"))
+    talk.receive(text("x", error="billing_error"), text("y", error="rate_limit"))
 
-    error = the_end(talk.hear(result("z", is_error=True))).error
-
-    assert error
-    assert error.code == "billing"
+    assert the_error(talk.receive(result("z", is_error=True))).code == "billing"
 
 
-def test_an_error_is_forgotten_with_its_turn() -> None:
+def test_error_of_a_turn_does_not_affect_the_next_turn() -> None:
     talk = working()
-    talk.hear(text("x", error="rate_limit"), result("x", is_error=True))
+    talk.receive(text("x", error="rate_limit"), result("x", is_error=True))
     talk.turn("t2")
 
-    error = the_end(talk.hear(result("y", is_error=True))).error
-
-    assert error
-    assert error.code == "provider_error"
+    assert the_error(talk.receive(result("y", is_error=True))).code == "provider_error"
 
 
 @pytest.mark.parametrize(
@@ -147,61 +144,79 @@ def test_an_error_is_forgotten_with_its_turn() -> None:
         {"type": "user", "message": {"content": "words"}},
     ],
 )
-def test_text_for_the_model_is_not_reported(line: Line) -> None:
-    assert working().hear(line) == []
+def test_messages_for_the_model_cause_no_event(line: Line) -> None:
+    assert working().receive(line) == []
 
 
 # -- numbers
 
 
-def test_a_turn_has_used_what_was_added_since_the_last() -> None:
+def test_usage_of_a_turn_is_the_growth_of_the_session_totals() -> None:
     talk = working()
-    talk.hear(result(total_cost_usd=0.1, modelUsage=used(inputTokens=10, outputTokens=1)))
+    talk.receive(result(total_cost_usd=0.1, modelUsage=used(inputTokens=10, outputTokens=1)))
     talk.turn("t2")
     more = {
         **used(inputTokens=30, outputTokens=3, cacheReadInputTokens=7),
         **used("m2", inputTokens=5, cacheCreationInputTokens=2),
     }
 
-    stats, end = talk.hear(result(total_cost_usd=0.3, modelUsage=more))
+    stats, end = talk.receive(result(total_cost_usd=0.3, modelUsage=more))
 
     assert isinstance(end, TurnEnded)
     assert (end.usage, end.cost) == (Usage(25, 2, 7, 2), Cost(0.2, "known"))
     assert stats == ev.StatsUpdated("m1", 200000, 7, 2, 2, "completed")
 
 
-def test_totals_that_have_fallen_were_begun_anew() -> None:
+def test_totals_that_decreased_count_from_zero() -> None:
     talk = working()
-    talk.hear(result(total_cost_usd=0.5, modelUsage=used(inputTokens=10)))
+    talk.receive(result(total_cost_usd=0.5, modelUsage=used(inputTokens=10)))
     talk.turn("t2")
 
-    end = the_end(talk.hear(result(total_cost_usd=0.1, modelUsage=used(inputTokens=4))))
+    end = get_end(talk.receive(result(total_cost_usd=0.1, modelUsage=used(inputTokens=4))))
 
     assert (end.usage, end.cost) == (Usage(4, 0, 0, 0), Cost(0.1, "known"))
 
 
-def test_without_totals_the_usage_of_the_turn_counts() -> None:
+@pytest.mark.parametrize("tokens", [MOST_TOKENS + 1, 2**63, 2**64, 10**400])
+@pytest.mark.parametrize("field", ["usage", "modelUsage"])
+def test_result_with_too_many_tokens_ends_the_turn_with_a_note(field: str, tokens: int) -> None:
+    counts = {"usage": {"input_tokens": tokens}, "modelUsage": used("m1", inputTokens=tokens)}
+    heard = working().receive(result("done", total_cost_usd=0.5, **{field: counts[field]}))
+
+    end = get_end(heard)
+    assert (end.status, end.text, end.cost) == ("completed", "done", Cost(0.5, "known"))
+    assert ev.Note(USAGE_REFUSED) in heard
+
+
+@pytest.mark.parametrize("delay", [-1, 1e30, 2**64])
+def test_implausible_delay_of_a_retry_is_left_out(delay: float) -> None:
+    heard = working().receive(system("api_retry", attempt=1, retry_delay_ms=delay))
+
+    assert heard == [ev.ProviderRetrying(1, None, "unknown")]
+
+
+def test_usage_of_the_result_counts_if_totals_are_missing() -> None:
     usage = {"input_tokens": 3, "output_tokens": 4}
 
-    assert the_end(working().hear(result(usage=usage, modelUsage=None))).usage == Usage(3, 4)
+    assert get_end(working().receive(result(usage=usage, modelUsage=None))).usage == Usage(3, 4)
 
 
 @pytest.mark.parametrize("cost", [None, -1.0, 1e300])
-def test_a_cost_that_is_none_is_not_known(cost: float | None) -> None:
-    assert the_end(working().hear(result(total_cost_usd=cost))).cost == Cost()
+def test_invalid_cost_is_unknown(cost: float | None) -> None:
+    assert get_end(working().receive(result(total_cost_usd=cost))).cost == Cost()
 
 
-def test_a_tool_that_was_cut_off_is_paid_for() -> None:
+def test_turn_aborted_in_a_tool_has_its_cost() -> None:
     said = aborted(terminal_reason="aborted_tools", total_cost_usd=0.1)
 
-    assert the_end(working().hear(said)).cost == Cost(0.1, "known")
+    assert get_end(working().receive(said)).cost == Cost(0.1, "known")
 
 
-def test_usage_is_reported_after_every_call() -> None:
+def test_usage_is_reported_after_every_model_call() -> None:
     talk = working()
     begun = stream("message_start", message={"id": "x", "usage": {"input_tokens": 10}})
 
-    said = talk.hear(
+    said = talk.receive(
         begun,
         stream("message_delta", usage={"output_tokens": 5}),
         begun,
@@ -214,13 +229,13 @@ def test_usage_is_reported_after_every_call() -> None:
     ]
 
 
-def test_a_call_is_priced_by_its_own_model_until_the_price_is_named() -> None:
+def test_cost_of_a_turn_is_estimated_from_the_model_of_each_call() -> None:
     talk = working()
 
     def called(model: str) -> list[Any]:
         message = {"id": "x", "model": model, "usage": {"input_tokens": 1_000_000}}
         ended = stream("message_delta", usage={"output_tokens": 0})
-        return talk.hear(stream("message_start", message=message), ended)
+        return talk.receive(stream("message_start", message=message), ended)
 
     first, second, third = (
         called("claude-haiku-4-5")[0], called("claude-haiku-4-5")[0], called("no-such-model")[0]
@@ -235,10 +250,10 @@ def test_a_call_is_priced_by_its_own_model_until_the_price_is_named() -> None:
 # -- news
 
 
-def test_a_compaction_is_reported() -> None:
+def test_compaction_is_reported_at_its_start_and_end() -> None:
     found = {"trigger": "auto", "pre_tokens": 9000, "post_tokens": 400}
 
-    said = working().hear(
+    said = working().receive(
         system("status", status="requesting"),
         system("status", status="compacting"),
         system("status", status=None, compact_result="success"),
@@ -248,37 +263,37 @@ def test_a_compaction_is_reported() -> None:
     assert said == [ev.CompactionStarted("auto"), ev.CompactionCompleted("auto", 9000, 400)]
 
 
-def test_a_compaction_that_failed_does_not_end_the_turn() -> None:
+def test_failed_compaction_does_not_end_the_turn() -> None:
     talk = working()
 
-    said = talk.hear(
+    said = talk.receive(
         system("status", status="compacting"),
         system("status", status=None, compact_result="failed", compact_error="too_few_groups"),
     )
 
     assert said[-1] == ev.CompactionFailed("too_few_groups")
-    assert the_end(talk.hear(result())).status == "completed"
+    assert get_end(talk.receive(result())).status == "completed"
 
 
-def test_a_retried_call_is_reported() -> None:
+def test_api_retry_is_reported() -> None:
     line = system(
         "api_retry", attempt=2, retry_delay_ms=537.6, error_status=529, error="overloaded"
     )
 
-    assert working().hear(line) == [ev.ProviderRetrying(2, 538, "overloaded")]
+    assert working().receive(line) == [ev.ProviderRetrying(2, 538, "overloaded")]
 
 
-def test_another_model_may_take_over_for_a_turn() -> None:
+def test_fallback_model_applies_to_one_turn() -> None:
     talk = working()
 
-    said = talk.hear(system("model_fallback", fallback_model="m2", content="Switched"))
-    stats = talk.hear(result(modelUsage=used("m2", outputTokens=5)))[0]
+    said = talk.receive(system("model_fallback", fallback_model="m2", content="Switched"))
+    stats = talk.receive(result(modelUsage=used("m2", outputTokens=5)))[0]
     talk.turn("t2")
 
     assert said == [ev.Note("Switched"), ev.StatsUpdated(model="m2")]
     assert isinstance(stats, ev.StatsUpdated)
     assert (stats.model, stats.context_window) == ("m2", 200000)
-    assert talk.hear(init()) == [ev.StatsUpdated(model="m1")]
+    assert talk.receive(init()) == [ev.StatsUpdated(model="m1")]
 
 
 def limit(status: str, **fields: Any) -> Line:
@@ -286,21 +301,21 @@ def limit(status: str, **fields: Any) -> Line:
 
 
 def retry_at(talk: Talk) -> Any:
-    error = the_end(talk.hear(result("x", is_error=True, api_error_status=429))).error
+    error = get_end(talk.receive(result("x", is_error=True, api_error_status=429))).error
     assert error
     return error.retry_at
 
 
-def test_a_reached_limit_has_its_end() -> None:
+def test_rejected_limit_sets_the_retry_time() -> None:
     talk = working()
 
-    assert talk.hear(limit("rejected", resetsAt=1794785857)) == []
+    assert talk.receive(limit("rejected", resetsAt=1794785857)) == []
     assert retry_at(talk).timestamp() == 1794785857
 
 
-def test_the_end_of_a_reached_limit_applies_to_the_next_turn() -> None:
+def test_retry_time_of_a_limit_applies_to_the_next_turn() -> None:
     talk = working()
-    talk.hear(limit("rejected", resetsAt=1794785857))
+    talk.receive(limit("rejected", resetsAt=1794785857))
     retry_at(talk)
     talk.turn("t2")
 
@@ -308,30 +323,30 @@ def test_the_end_of_a_reached_limit_applies_to_the_next_turn() -> None:
 
 
 @pytest.mark.parametrize("line", [limit("allowed"), result()])
-def test_a_limit_is_over_when_something_is_allowed(line: Line) -> None:
+def test_limit_ends_when_a_request_is_allowed(line: Line) -> None:
     talk = working()
-    talk.hear(limit("rejected", resetsAt=1794785857), line)
+    talk.receive(limit("rejected", resetsAt=1794785857), line)
     talk.turn("t2")
 
     assert retry_at(talk) is None
 
 
-def test_a_limit_that_is_near_is_noted() -> None:
+def test_limit_warning_is_noted() -> None:
     near = limit(
         "allowed_warning", rateLimitType="five_hour", utilization=0.91, resetsAt=1794785857
     )
 
-    assert working().hear(near) == [
+    assert working().receive(near) == [
         ev.Note("limit five_hour: allowed_warning, 91% used, until 2026-11-15 23:37 UTC")
     ]
 
 
 @pytest.mark.parametrize("kind", ["notification", "informational", "permission_denied"])
-def test_words_for_people_are_noted(kind: str) -> None:
+def test_messages_for_the_user_are_noted(kind: str) -> None:
     talk = working()
 
-    assert talk.hear(system(kind, message="look")) == [ev.Note("look")]
-    assert talk.hear(system(kind)) == []
+    assert talk.receive(system(kind, message="look")) == [ev.Note("look")]
+    assert talk.receive(system(kind)) == []
 
 
 @pytest.mark.parametrize(
@@ -345,18 +360,18 @@ def test_words_for_people_are_noted(kind: str) -> None:
         {"type": "control_cancel_request", "request_id": "other"},
     ],
 )
-def test_some_lines_are_known_and_say_nothing(line: Line) -> None:
-    assert working().hear(line) == []
+def test_known_lines_without_meaning_cause_no_event(line: Line) -> None:
+    assert working().receive(line) == []
 
 
 # -- what cannot be right
 
 
-def test_silent_lines_cause_no_event() -> None:
+def test_silent_line_types_cause_no_event() -> None:
     """Newer versions tell of each message that it is queued, started and completed."""
     lines = [{"type": kind, "command_uuid": T1, "state": "queued"} for kind in SILENT_TYPES]
 
-    assert working().hear(*lines) == []
+    assert working().receive(*lines) == []
     assert "command_lifecycle" in SILENT_TYPES
 
 
@@ -382,41 +397,41 @@ def test_silent_lines_cause_no_event() -> None:
         stream("message_delta", usage={"output_tokens": -1}),
     ],
 )
-def test_what_is_json_and_not_known_is_kept(line: Line) -> None:
-    assert working().hear(line) == [ev.Unknown(json.dumps(line))]
+def test_unknown_json_line_is_kept_as_an_unknown_event(line: Line) -> None:
+    assert working().receive(line) == [ev.Unknown(json.dumps(line))]
 
 
 @pytest.mark.parametrize(
     "line", [b"", b"words", b"{", b"[" * 100_000, b'{"type":"result"', b"\xff"]
 )
-def test_what_is_not_json_is_for_the_driver_to_keep(line: bytes) -> None:
+def test_line_that_is_not_json_raises_a_decode_error(line: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
-        working().hear(line)
+        working().receive(line)
 
 
-def test_half_a_character_is_no_reason_to_lose_a_line() -> None:
+def test_lone_surrogate_in_a_text_is_replaced() -> None:
     line = json.dumps(text("cut \ud83d")).encode()
 
-    assert working().hear(line) == [ev.TextFinal("cut ?")]
+    assert working().receive(line) == [ev.TextFinal("cut ?")]
 
 
-def test_bytes_that_are_no_text_are_replaced() -> None:
+def test_invalid_utf8_in_a_text_is_replaced() -> None:
     line = json.dumps(text("a?b")).encode().replace(b"?", b"\xff")
 
-    assert working().hear(line) == [ev.TextFinal("a\ufffdb")]
+    assert working().receive(line) == [ev.TextFinal("a\ufffdb")]
 
 
-def test_half_a_character_in_the_input_of_a_tool_is_no_reason_to_lose_it() -> None:
-    said = working().hear(json.dumps(tool(given={"command": "\udc00"})).encode())
+def test_lone_surrogate_in_the_input_of_a_tool_is_replaced() -> None:
+    said = working().receive(json.dumps(tool(given={"command": "\udc00"})).encode())
 
     assert said == [ev.ToolStarted("c1", "Bash", {"command": "?"})]
 
 
-def test_a_deep_input_is_no_reason_to_stop() -> None:
+def test_deeply_nested_input_raises_a_decode_error() -> None:
     deep = b'{"type":"assistant","message":{"content":[{"type":"tool_use","id":"c1","input":'
 
     with pytest.raises(msgspec.DecodeError):
-        working().hear(deep + b"[" * 50_000 + b"]" * 50_000 + b"}]}}")
+        working().receive(deep + b"[" * 50_000 + b"]" * 50_000 + b"}]}}")
 
 
 USUAL: list[Line] = [
@@ -455,11 +470,13 @@ def spoilt(value: Any, data: st.DataObject) -> Any:
 
 
 @given(st.lists(st.sampled_from(USUAL), max_size=6), st.data())
-def test_no_line_is_too_strange(lines: list[Line], data: st.DataObject) -> None:
+def test_state_can_be_saved_after_any_malformed_line(
+    lines: list[Line], data: st.DataObject
+) -> None:
     talk = working()
 
     for line in lines:
-        talk.hear(spoilt(json.loads(json.dumps(line)), data))
+        talk.receive(spoilt(json.loads(json.dumps(line)), data))
     saved = msgspec.msgpack.encode(talk.dialect.state)
 
     assert msgspec.msgpack.decode(saved, type=ClaudeState) == talk.dialect.state

@@ -8,13 +8,10 @@ import msgspec
 import pytest
 
 from steadyrun.dialect import ProcessExit
-from steadyrun.providers.claude.errors import (
-    ResultContext,
-    build_unreadable_error,
-    classify_result,
-    end_from_exit,
-)
+from steadyrun.model.event import ErrorFact
+from steadyrun.providers.claude.errors import UNREADABLE, classify_result, end_from_exit
 from steadyrun.providers.claude.frames import ResultLine, decode_output
+from steadyrun.providers.claude.state import ClaudeState, ClaudeTurn
 
 
 def result(**fields: Any) -> ResultLine:
@@ -23,22 +20,35 @@ def result(**fields: Any) -> ResultLine:
     return line
 
 
-def code(error: str | None = None, **fields: Any) -> str:
-    found = classify_result(result(**{"subtype": "success", **fields}), ResultContext(error)).error
+def context(
+    error: str | None = None,
+    *,
+    has_init: bool = True,
+    retry: str | None = None,
+    resets_at: float | None = None,
+) -> ClaudeState:
+    """What was printed before the result."""
+    turn = ClaudeTurn("turn", error=error, retry=retry)
+    return ClaudeState(has_init=has_init, turn=turn, resets_at=resets_at)
+
+
+def classify_error(state: ClaudeState | None = None, **fields: Any) -> ErrorFact:
+    """The error of a result with these fields, which has one."""
+    found = classify_result(result(**fields), state or context()).error
     assert found
-    return found.code
+    return found
 
 
-def test_an_end_without_an_error_is_completed() -> None:
-    assert classify_result(result(is_error=False), ResultContext()).status == "completed"
+def test_result_without_an_error_is_completed() -> None:
+    assert classify_result(result(is_error=False), context()).status == "completed"
 
 
 @pytest.mark.parametrize("reason", ["aborted_streaming", "aborted_tools"])
 @pytest.mark.parametrize("is_error", [True, False])
-def test_an_aborted_turn_is_cancelled_in_any_case(reason: str, is_error: bool) -> None:
+def test_aborted_turn_is_cancelled_even_with_an_error(reason: str, is_error: bool) -> None:
     said = result(is_error=is_error, terminal_reason=reason, api_error_status=429)
 
-    found = classify_result(said, ResultContext("rate_limit"))
+    found = classify_result(said, context("rate_limit"))
 
     assert (found.status, found.error) == ("cancelled", None)
 
@@ -79,20 +89,22 @@ def test_an_aborted_turn_is_cancelled_in_any_case(reason: str, is_error: bool) -
         ({}, None, "provider_error"),
     ],
 )
-def test_the_code_comes_from_the_structure(
+def test_error_code_is_derived_from_structured_fields(
     fields: dict[str, Any], error: str | None, expected: str
 ) -> None:
-    assert code(error, **fields) == expected
+    fields = {"subtype": "success", **fields}
+
+    assert classify_error(context(error), **fields).code == expected
 
 
-def test_words_decide_nothing() -> None:
-    assert code(result="API Error: 429 rate_limit overloaded authentication_failed") == (
-        "provider_error"
-    )
+def test_error_code_does_not_depend_on_the_text() -> None:
+    text = "API Error: 429 rate_limit overloaded authentication_failed"
+
+    assert classify_error(subtype="success", result=text).code == "provider_error"
 
 
-def test_only_a_rate_limit_is_rate_limited() -> None:
-    statuses = {number: classify_result(result(api_error_status=number), ResultContext()).status
+def test_only_status_429_is_rate_limited() -> None:
+    statuses = {number: classify_result(result(api_error_status=number), context()).status
                 for number in (429, 529, 401)}  # fmt: skip
 
     assert statuses == {429: "rate_limited", 529: "failed", 401: "failed"}
@@ -109,73 +121,57 @@ def test_only_a_rate_limit_is_rate_limited() -> None:
         ({"subtype": "error_max_turns"}, False),
     ],
 )
-def test_what_may_pass_by_itself_is_retryable(fields: dict[str, Any], is_retryable: bool) -> None:
-    found = classify_result(result(**fields), ResultContext()).error
-
-    assert found
-    assert found.retryable is is_retryable
+def test_transient_errors_are_retryable(fields: dict[str, Any], is_retryable: bool) -> None:
+    assert classify_error(**fields).retryable is is_retryable
 
 
-def test_a_rate_limit_ends_at_its_reset_time() -> None:
-    found = classify_result(result(api_error_status=429), ResultContext(resets_at=1794785857)).error
+def test_rate_limit_has_the_reset_time_as_its_retry_time() -> None:
+    error = classify_error(context(resets_at=1794785857), api_error_status=429)
 
-    assert found
-    assert found.retry_at == datetime(2026, 11, 15, 23, 37, 37, tzinfo=UTC)
-
-
-def test_another_error_has_no_such_time() -> None:
-    found = classify_result(result(api_error_status=529), ResultContext(resets_at=1794785857)).error
-
-    assert found
-    assert found.retry_at is None
+    assert error.retry_at == datetime(2026, 11, 15, 23, 37, 37, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("epoch", [1e300, -1e300, 1e18])
-def test_a_time_that_no_calendar_has_is_none(epoch: float) -> None:
-    found = classify_result(result(api_error_status=429), ResultContext(resets_at=epoch)).error
+@pytest.mark.parametrize(
+    ("status", "epoch"), [(529, 1794785857), (429, 1e300), (429, -1e300), (429, 1e18)]
+)
+def test_overload_and_reset_time_out_of_range_have_no_retry_time(status: int, epoch: float) -> None:
+    assert classify_error(context(resets_at=epoch), api_error_status=status).retry_at is None
 
-    assert found
-    assert found.retry_at is None
 
-
-def test_a_budget_that_is_spent_is_a_reason_to_stop() -> None:
-    found = classify_result(result(subtype="error_max_budget_usd"), ResultContext())
+def test_exceeded_budget_has_the_stop_reason_budget() -> None:
+    found = classify_result(result(subtype="error_max_budget_usd"), context())
 
     assert (found.status, found.stop_reason) == ("failed", "budget")
 
 
-def test_a_conversation_that_is_not_there_is_known_before_any_turn_began() -> None:
-    said = result(subtype="error_during_execution", num_turns=0)
+def test_missing_session_is_detected_by_an_error_before_the_init_line() -> None:
+    state = context(has_init=False)
 
-    found = classify_result(said, ResultContext(has_init=False)).error
+    found = classify_error(state, subtype="error_during_execution", num_turns=0)
 
-    assert found
     assert (found.code, found.retryable) == ("resume_not_found", False)
     assert "directory" in found.hint
 
 
-def test_the_message_is_for_people() -> None:
-    found = classify_result(result(errors=["[ede_diagnostic] x", "Reached maximum budget ($0.01)"]),
-                    ResultContext()).error  # fmt: skip
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("Reached maximum budget ($0.01)", "Reached maximum budget ($0.01)"),
+        (3, "Claude Code failed with overloaded"),
+        ({}, "Claude Code failed with overloaded"),
+    ],
+)
+def test_error_message_is_the_first_text_that_is_no_diagnostic(entry: Any, message: str) -> None:
+    errors = ["[ede_diagnostic] x", entry]
 
-    assert found
-    assert found.message == "Reached maximum budget ($0.01)"
-
-
-def test_there_is_a_message_where_nothing_was_said() -> None:
-    found = classify_result(
-        result(errors=["[ede_diagnostic] x", 3, {}], api_error_status=529), ResultContext()
-    )
-
-    assert found.error
-    assert found.error.message == "Claude Code failed with overloaded"
+    assert classify_error(errors=errors, api_error_status=529).message == message
 
 
-def test_an_end_that_cannot_be_read_is_named() -> None:
-    assert build_unreadable_error().code == "protocol"
+def test_unreadable_result_has_the_code_protocol() -> None:
+    assert UNREADABLE.code == "protocol"
 
 
-def test_a_result_that_does_not_say_whether_it_failed_is_none() -> None:
+def test_result_without_is_error_is_invalid() -> None:
     with pytest.raises(msgspec.ValidationError, match="is_error"):
         decode_output(b'{"type":"result","subtype":"success"}')
 
@@ -191,7 +187,7 @@ def test_a_result_that_does_not_say_whether_it_failed_is_none() -> None:
         ("Error parsing streaming input line: x", "protocol"),
     ],
 )
-def test_the_last_words_explain_an_exit_at_the_start(stderr: str, expected: str) -> None:
+def test_stderr_line_explains_an_exit_at_the_start(stderr: str, expected: str) -> None:
     end = end_from_exit(
         ProcessExit(1, stderr=f"warning: y\n{stderr}\nbye"), has_init=False, has_answered=False
     )
@@ -203,18 +199,18 @@ def test_the_last_words_explain_an_exit_at_the_start(stderr: str, expected: str)
     assert end.diagnostic
 
 
-def test_last_words_that_are_not_known_explain_nothing() -> None:
+def test_unknown_stderr_explains_nothing() -> None:
     last = ProcessExit(1, stderr="Segmentation fault")
 
     assert end_from_exit(last, has_init=False, has_answered=True) is None
 
 
-def test_many_overloads_in_a_row_have_no_status() -> None:
+def test_retry_reason_classifies_a_server_error_without_status() -> None:
     """Claude Code outside of a sandbox gives up with other words, and says no status then."""
     said = result(api_error_status=None)
 
     codes = {
-        retry: classify_result(said, ResultContext("server_error", retry=retry)).error
+        retry: classify_result(said, context("server_error", retry=retry)).error
         for retry in ("overloaded", "unknown", None)
     }
 
@@ -227,7 +223,7 @@ def test_many_overloads_in_a_row_have_no_status() -> None:
     assert codes["overloaded"].retryable
 
 
-def test_a_program_that_ends_before_it_has_answered_is_none_that_we_know() -> None:
+def test_exit_before_the_first_answer_is_an_incompatible_cli() -> None:
     end = end_from_exit(
         ProcessExit(1, stderr="a\nusage: claude FILE\n"), has_init=False, has_answered=False
     )
@@ -240,17 +236,17 @@ def test_a_program_that_ends_before_it_has_answered_is_none_that_we_know() -> No
     assert "doctor" in end.error.hint
 
 
-def test_a_program_that_was_killed_before_it_had_answered_may_be_one() -> None:
+def test_kill_before_the_first_answer_is_not_an_incompatible_cli() -> None:
     assert end_from_exit(ProcessExit(None, 9), has_init=False, has_answered=False) is None
 
 
-def test_who_was_stopped_did_not_end_for_a_reason_of_its_own() -> None:
+def test_exit_of_a_stopped_process_is_not_classified() -> None:
     last = ProcessExit(1, reason="user_stop", stderr="is already in use")
 
     assert end_from_exit(last, has_init=False, has_answered=False) is None
 
 
-def test_last_words_of_a_process_that_worked_count_only_if_it_gave_up() -> None:
+def test_stderr_after_the_init_line_counts_only_for_an_exit_code() -> None:
     words = "Error parsing streaming input line: x"
 
     assert (

@@ -28,9 +28,9 @@ from tests.support.dialect_talker import fates
 def offering(*offers: str) -> Talk:
     """One with a turn open and these offers made to it; each says its own name."""
     talk = working()
-    talk.hear(echo(T1, "hello"))
+    talk.receive(echo(T1, "hello"))
     for each in offers:
-        talk.tell(talk.dialect.steer(Offer(each, each)))
+        talk.send(talk.dialect.steer(Offer(each, each)))
     return talk
 
 
@@ -43,15 +43,15 @@ def own_turn(offer: str) -> list[DialectOutput]:
     return [ev.FollowupOwnTurn(offer, offer), TurnBegan(offer)]
 
 
-def test_an_offer_is_reported() -> None:
+def test_sent_offer_is_reported() -> None:
     talk = working()
 
-    said = talk.tell(talk.dialect.steer(Offer("o1", "and this")))
+    said = talk.send(talk.dialect.steer(Offer("o1", "and this")))
 
     assert said == [ev.FollowupOffered("o1", "and this")]
 
 
-def test_an_offer_to_another_process_has_another_uuid() -> None:
+def test_same_offer_has_another_uuid_in_another_process() -> None:
     one, other = ready(), ready()
     one.turn("t1")
     other.turn("t2")
@@ -62,185 +62,185 @@ def test_an_offer_to_another_process_has_another_uuid() -> None:
     assert uuids[0] == uuids[2] != uuids[1]
 
 
-def test_nothing_is_offered_without_a_turn() -> None:
+def test_offer_without_a_turn_is_refused() -> None:
     assert ready().dialect.steer(Offer("o1", "x")) == Refused("no turn is running")
 
 
-def test_an_echo_in_the_turn_is_proof_of_being_absorbed() -> None:
+def test_echo_during_the_turn_proves_that_an_offer_was_absorbed() -> None:
     talk = offering("o1", "o2")
 
-    said = talk.hear(tool(), tool_result(), echo_of("o1"), echo_of("o2"))
+    said = talk.receive(tool(), tool_result(), echo_of("o1"), echo_of("o2"))
 
     assert fates(said) == [ev.FollowupAbsorbed("o1", "o1"), ev.FollowupAbsorbed("o2", "o2")]
 
 
-def test_the_echo_of_the_prompt_is_no_proof_for_an_offer() -> None:
-    assert offering("o1").hear(echo(T1, "hello")) == []
+def test_echo_of_the_prompt_does_not_settle_an_offer() -> None:
+    assert offering("o1").receive(echo(T1, "hello")) == []
 
 
-def test_an_unknown_echo_causes_no_event() -> None:
-    assert offering("o1").hear(echo(to_uuid("other"), "o1")) == []
+def test_echo_with_an_unknown_uuid_causes_no_event() -> None:
+    assert offering("o1").receive(echo(to_uuid("other"), "o1")) == []
 
 
-def test_one_offer_that_is_queued_becomes_the_next_turn_with_its_init() -> None:
+def test_queued_offer_becomes_the_next_turn() -> None:
     talk = offering("o1")
 
-    said = talk.hear(result(), init(), echo_of("o1"), text("x"), result("x"))
+    said = talk.receive(result(), init(), echo_of("o1"), text("x"), result("x"))
 
     assert fates(said) == own_turn("o1")
     assert sum(isinstance(each, TurnEnded) for each in said) == 2
 
 
-def test_of_many_the_first_has_the_turn_and_the_others_are_absorbed_by_it() -> None:
+def test_first_queued_offer_gets_the_turn_and_the_others_are_absorbed() -> None:
     talk = offering("o1", "o2", "o3")
-    talk.hear(result())
+    talk.receive(result())
 
-    early = talk.hear(echo_of("o1"), echo_of("o2"))
-    late = talk.hear(init(), echo_of("o3", "o1", "o2"), text("x"))
+    early = talk.receive(echo_of("o1"), echo_of("o2"))
+    late = talk.receive(init(), echo_of("o3", "o1", "o2"), text("x"))
 
     assert fates(early) == [*own_turn("o1"), ev.FollowupAbsorbed("o2", "o2")]
     assert fates(late) == [ev.FollowupAbsorbed("o3", "o3")]
 
 
-def test_the_echo_of_many_is_proof_for_each_of_them() -> None:
+def test_joint_echo_settles_every_queued_offer() -> None:
     talk = offering("o1", "o2", "o3")
 
-    said = talk.hear(result(), init(), echo_of("o3", "o1", "o2"))
+    said = talk.receive(result(), init(), echo_of("o3", "o1", "o2"))
 
     absorbed = [ev.FollowupAbsorbed("o2", "o2"), ev.FollowupAbsorbed("o3", "o3")]
     assert fates(said) == [*own_turn("o1"), *absorbed]
 
 
-def test_the_same_words_offered_later_are_not_taken_with_the_first() -> None:
+def test_later_offer_with_the_same_text_stays_open() -> None:
     talk = working()
     for each in ("o1", "o2", "o3", "o4"):
-        talk.tell(talk.dialect.steer(Offer(each, "go on")))
+        talk.send(talk.dialect.steer(Offer(each, "go on")))
 
-    said = talk.hear(result(), init(), echo(to_uuid("t1/o3"), "go on", "go on", "go on"))
+    said = talk.receive(result(), init(), echo(to_uuid("t1/o3"), "go on", "go on", "go on"))
 
     settled = [each.item for each in said if isinstance(each, ev.FollowupAbsorbed)]
     assert settled == ["o2", "o3"]
     assert talk.dialect.recall("o4")
 
 
-def test_a_leading_slash_is_reported_without_the_added_space() -> None:
+def test_offer_with_a_leading_slash_is_reported_unchanged() -> None:
     talk = working()
 
-    [offered] = talk.tell(talk.dialect.steer(Offer("o1", "/etc is full")))
+    [offered] = talk.send(talk.dialect.steer(Offer("o1", "/etc is full")))
 
     assert offered == ev.FollowupOffered("o1", "/etc is full")
 
 
-def test_what_was_queued_may_become_two_turns() -> None:
+def test_queued_offers_may_become_two_turns() -> None:
     talk = offering("o1", "o2")
-    talk.hear(result(), state("idle"), state("running"))
+    talk.receive(result(), state("idle"), state("running"))
 
-    first = talk.hear(init(), echo_of("o1"), aborted())
-    second = talk.hear(init(), echo_of("o2"), result())
+    first = talk.receive(init(), echo_of("o1"), aborted())
+    second = talk.receive(init(), echo_of("o2"), result())
 
     assert fates(first) == own_turn("o1")
     assert fates(second) == own_turn("o2")
 
 
-def test_what_is_queued_outlives_an_interrupt() -> None:
+def test_queued_offer_survives_an_interrupt() -> None:
     talk = offering("o1")
-    talk.tell(talk.dialect.interrupt())
+    talk.send(talk.dialect.interrupt())
 
-    said = talk.hear(aborted(), init())
+    said = talk.receive(aborted(), init())
 
     assert fates(said) == own_turn("o1")
 
 
-def test_what_is_queued_is_not_hit_by_a_second_interrupt() -> None:
+def test_queued_offer_is_not_interrupted_a_second_time() -> None:
     talk = ready()
     talk.turn()
-    talk.tell(talk.dialect.steer(Offer("o1", "o1")), talk.dialect.interrupt())
+    talk.send(talk.dialect.steer(Offer("o1", "o1")), talk.dialect.interrupt())
 
-    assert not [each for each in talk.hear(init()) if isinstance(each, Send)]
+    assert not [each for each in talk.receive(init()) if isinstance(each, Send)]
 
 
-def test_no_turn_may_begin_before_what_is_queued() -> None:
+def test_dialect_is_not_ready_while_an_offer_is_queued() -> None:
     talk = offering("o1")
 
-    talk.hear(result(), state("idle"))
+    talk.receive(result(), state("idle"))
 
     assert not talk.dialect.is_ready
 
 
-def test_a_turn_about_something_else_does_not_take_an_offer() -> None:
+def test_unprompted_turn_absorbs_a_queued_offer() -> None:
     talk = offering("o1")
     notice = system("task_notification", task_id="b1", tool_use_id="long ago")
 
-    said = talk.hear(result(), notice, init(), echo_of("o1"))
+    said = talk.receive(result(), notice, init(), echo_of("o1"))
 
     assert fates(said) == [TurnBegan(None), ev.FollowupAbsorbed("o1", "o1")]
 
 
-def test_an_offer_is_taken_back_from_the_queue() -> None:
+def test_recalled_offer_is_returned() -> None:
     talk = offering("o1")
-    talk.tell(talk.dialect.recall("o1"))
+    talk.send(talk.dialect.recall("o1"))
 
-    said = talk.hear(reply("recall:o1", {"cancelled": True}))
+    said = talk.receive(reply("recall:o1", {"cancelled": True}))
 
-    assert said == [ev.FollowupReturned("o1", "o1", "it was taken back")]
+    assert said == [ev.FollowupReturned("o1", "o1", "it was withdrawn")]
     assert talk.dialect.recall("o1") is None
 
 
-def test_what_is_in_no_queue_is_absorbed_by_the_turn_that_is_open() -> None:
+def test_recalled_offer_that_left_the_queue_is_absorbed_by_the_open_turn() -> None:
     talk = offering("o1")
-    talk.tell(talk.dialect.recall("o1"))
+    talk.send(talk.dialect.recall("o1"))
 
-    early = talk.hear(reply("recall:o1", {"cancelled": False}))
-    late = talk.hear(result())
+    early = talk.receive(reply("recall:o1", {"cancelled": False}))
+    late = talk.receive(result())
 
     assert early == []
     assert fates(late) == [ev.FollowupAbsorbed("o1", "o1")]
 
 
-def test_what_is_in_no_queue_while_it_is_idle_was_absorbed() -> None:
+def test_recalled_offer_that_left_the_queue_was_absorbed_if_idle() -> None:
     talk = offering("o1")
-    talk.hear(result(), state("idle"))
-    talk.tell(talk.dialect.recall("o1"))
+    talk.receive(result(), state("idle"))
+    talk.send(talk.dialect.recall("o1"))
 
-    said = talk.hear(reply("recall:o1", {"cancelled": False}))
+    said = talk.receive(reply("recall:o1", {"cancelled": False}))
 
     assert said == [ev.FollowupAbsorbed("o1", "o1")]
 
 
-def test_what_is_in_no_queue_between_two_turns_is_the_next() -> None:
+def test_recalled_offer_that_left_the_queue_between_turns_is_the_next_turn() -> None:
     talk = offering("o1")
-    talk.hear(result())
-    talk.tell(talk.dialect.recall("o1"))
+    talk.receive(result())
+    talk.send(talk.dialect.recall("o1"))
 
-    said = talk.hear(reply("recall:o1", {"cancelled": False}), init())
+    said = talk.receive(reply("recall:o1", {"cancelled": False}), init())
 
     assert fates(said) == own_turn("o1")
 
 
-def test_an_answer_that_cannot_be_read_takes_nothing_back() -> None:
+def test_unreadable_answer_to_a_recall_changes_nothing() -> None:
     talk = offering("o1")
-    talk.tell(talk.dialect.recall("o1"))
+    talk.send(talk.dialect.recall("o1"))
 
-    assert talk.hear(reply("recall:o1", ["cancelled"])) == []
+    assert talk.receive(reply("recall:o1", ["cancelled"])) == []
 
 
-def test_a_recall_that_is_turned_down_changes_nothing() -> None:
+def test_refused_recall_leaves_the_offer_open() -> None:
     talk = offering("o1")
-    talk.tell(talk.dialect.recall("o1"))
+    talk.send(talk.dialect.recall("o1"))
 
-    said = talk.hear(reply("recall:o1", error="no"))
+    said = talk.receive(reply("recall:o1", error="no"))
 
-    assert said == [ev.Note("cancel_async_message was turned down: no")]
+    assert said == [ev.Note("cancel_async_message was refused: no")]
     assert talk.dialect.recall("o1")
 
 
-def test_being_idle_settles_no_offer() -> None:
-    assert fates(offering("o1").hear(result(), state("idle"))) == []
+def test_idle_state_does_not_settle_an_offer() -> None:
+    assert fates(offering("o1").receive(result(), state("idle"))) == []
 
 
-def test_what_was_not_taken_is_lost_with_the_process() -> None:
+def test_exit_returns_offers_that_were_not_absorbed() -> None:
     talk = offering("o1", "o2")
-    talk.hear(tool(), tool_result(), echo_of("o1"))
+    talk.receive(tool(), tool_result(), echo_of("o1"))
 
     assert talk.dialect.on_exit(ProcessExit(None, 9)) == [
         ev.FollowupReturned("o2", "o2", "the process ended")
@@ -258,11 +258,11 @@ def recorded(*lines: Line) -> Talk:
     """The first line is a prompt; the others were printed."""
     talk = Talk()
     talk.write(written("hello"))
-    talk.hear(init(), *lines)
+    talk.receive(init(), *lines)
     return talk
 
 
-def test_a_line_without_a_key_is_a_turn_or_an_offer() -> None:
+def test_recorded_line_without_a_key_is_a_turn_or_an_offer() -> None:
     talk = Talk()
 
     assert talk.write(written("a")) == [TurnBegan("line1")]
@@ -270,61 +270,61 @@ def test_a_line_without_a_key_is_a_turn_or_an_offer() -> None:
     assert talk.write(written("c", uuid="u3")) == [ev.FollowupOffered("u3", "c")]
 
 
-def test_an_offer_without_a_uuid_is_known_by_its_text() -> None:
+def test_recorded_offer_without_a_uuid_is_matched_by_its_text() -> None:
     talk = recorded(tool())
     talk.write(written("and this"))
 
-    said = talk.hear(tool_result(), echo("own", "and this"))
+    said = talk.receive(tool_result(), echo("own", "and this"))
 
     assert fates(said) == [ev.FollowupAbsorbed("line2", "and this")]
 
 
-def test_without_echoes_a_tool_and_an_answer_after_it_are_the_proof() -> None:
+def test_without_echoes_a_tool_result_and_an_answer_prove_an_absorbed_offer() -> None:
     talk = recorded(tool())
     talk.write(written("and this"))
 
-    said = talk.hear(tool_result(is_error=True), text("x"), result())
+    said = talk.receive(tool_result(is_error=True), text("x"), result())
 
     assert fates(said) == [ev.FollowupAbsorbed("line2", "and this")]
 
 
-def test_without_echoes_a_tool_alone_is_no_proof() -> None:
+def test_without_echoes_a_tool_result_alone_proves_nothing() -> None:
     talk = recorded(tool())
     talk.write(written("and this"))
 
-    said = talk.hear(tool_result(), aborted(), init())
+    said = talk.receive(tool_result(), aborted(), init())
 
     assert fates(said) == [ev.FollowupOwnTurn("line2", "and this"), TurnBegan("line2")]
 
 
-def test_what_was_to_come_later_is_not_taken_by_a_tool() -> None:
+def test_offer_with_priority_later_is_not_absorbed_after_a_tool() -> None:
     talk = recorded(tool())
     talk.write(written("and this", priority="later"))
 
-    said = talk.hear(tool_result(), text("x"), result(), init())
+    said = talk.receive(tool_result(), text("x"), result(), init())
 
     assert fates(said) == [ev.FollowupOwnTurn("line2", "and this"), TurnBegan("line2")]
 
 
-def test_without_echoes_all_that_was_queued_is_one_turn() -> None:
+def test_without_echoes_all_queued_offers_become_one_turn() -> None:
     talk = recorded()
     talk.write(written("a"))
     talk.write(written("b"))
 
-    said = talk.hear(text("x"), result(), init(), text("y"), result())
+    said = talk.receive(text("x"), result(), init(), text("y"), result())
 
     own = [ev.FollowupOwnTurn("line2", "a"), TurnBegan("line2")]
     assert fates(said) == [*own, ev.FollowupAbsorbed("line3", "b")]
 
 
-def test_what_is_just_to_be_remembered_is_a_turn_without_an_answer() -> None:
+def test_recorded_message_without_a_query_is_a_turn() -> None:
     talk = Talk()
     talk.write(written("remember this", shouldQuery=False))
 
-    assert isinstance(talk.hear(init(), result("", num_turns=0))[-1], TurnEnded)
+    assert isinstance(talk.receive(init(), result("", num_turns=0))[-1], TurnEnded)
 
 
-def test_a_doubtful_end_counts_if_another_message_follows() -> None:
+def test_doubtful_result_ends_the_turn_when_another_message_is_written() -> None:
     talk = recorded(result("", num_turns=0))
 
     before, began = talk.write(written("go on"))
@@ -333,7 +333,7 @@ def test_a_doubtful_end_counts_if_another_message_follows() -> None:
     assert began == TurnBegan("line2")
 
 
-def test_lines_that_we_would_never_write_are_borne() -> None:
+def test_malformed_written_lines_are_ignored() -> None:
     talk = Talk()
 
     for line in (
@@ -348,4 +348,4 @@ def test_lines_that_we_would_never_write_are_borne() -> None:
     ):
         talk.write(line)
 
-    assert talk.hear(init(), result())
+    assert talk.receive(init(), result())

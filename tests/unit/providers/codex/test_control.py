@@ -24,12 +24,12 @@ from tests.support.codex_lines import (
     text,
     working,
 )
-from tests.support.dialect_talker import the_end, told
+from tests.support.dialect_talker import get_end, told
 
 # -- interrupting
 
 
-def test_an_interrupt_names_the_turn() -> None:
+def test_interrupt_names_the_turn() -> None:
     assert told(working().dialect.interrupt()) == {
         "id": "interrupt:t1",
         "method": "turn/interrupt",
@@ -37,13 +37,13 @@ def test_an_interrupt_names_the_turn() -> None:
     }
 
 
-def test_a_turn_without_an_id_yet_is_interrupted_whatever_it_is() -> None:
+def test_interrupt_before_the_turn_has_an_id_has_another_key() -> None:
     talk = ready()
     talk.turn()
 
     early = talk.dialect.interrupt()
-    talk.tell(early)
-    talk.hear(reply("begin:t1", turn={"id": "turn1"}))
+    talk.send(early)
+    talk.receive(reply("begin:t1", turn={"id": "turn1"}))
     late = talk.dialect.interrupt()
 
     assert told(early)["params"]["turnId"] == ""
@@ -53,30 +53,30 @@ def test_a_turn_without_an_id_yet_is_interrupted_whatever_it_is() -> None:
     assert early.key != late.key
 
 
-def test_nothing_is_interrupted_without_a_turn() -> None:
+def test_interrupt_without_a_turn_sends_nothing() -> None:
     talk = working()
-    talk.hear(completed())
+    talk.receive(completed())
 
     assert talk.dialect.interrupt() is None
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_an_interrupt_need_not_be_answered(is_answered: bool) -> None:
+def test_interrupted_turn_ends_with_or_without_a_reply(is_answered: bool) -> None:
     talk = working()
-    talk.tell(talk.dialect.interrupt())
+    talk.send(talk.dialect.interrupt())
     lines = [reply("interrupt:t1")] if is_answered else []
 
-    end = the_end(talk.hear(text("so far"), *lines, interrupted()))
+    end = get_end(talk.receive(text("so far"), *lines, interrupted()))
 
     assert (end.status, end.text, end.error) == ("cancelled", "so far", None)
     assert talk.dialect.is_ready
 
 
-def test_commands_that_an_interrupted_turn_has_left_are_ended() -> None:
+def test_interrupt_terminates_commands_that_are_still_running() -> None:
     talk = working()
-    talk.hear(command("c1", "7"), command("c2", None), command("c3", "9"), done_command("c3"))
+    talk.receive(command("c1", "7"), command("c2", None), command("c3", "9"), done_command("c3"))
 
-    said = talk.hear(interrupted())
+    said = talk.receive(interrupted())
 
     closed = [each for each in said if isinstance(each, ev.ToolFailed)]
     assert [(each.tool_call_id, each.error) for each in closed] == [
@@ -90,8 +90,8 @@ def test_commands_that_an_interrupted_turn_has_left_are_ended() -> None:
         "params": {"threadId": "th1", "processId": "7"},
     }
     assert isinstance(said[-1], TurnEnded)
-    assert talk.tell(send) == []
-    assert talk.hear(reply("terminate:c1", terminated=True)) == []
+    assert talk.send(send) == []
+    assert talk.receive(reply("terminate:c1", terminated=True)) == []
 
 
 def done_command(item: str) -> Any:
@@ -99,23 +99,23 @@ def done_command(item: str) -> Any:
 
 
 @pytest.mark.parametrize("status", ["completed", "failed"])
-def test_commands_that_a_turn_leaves_on_purpose_are_left(status: str) -> None:
+def test_commands_left_running_by_a_normal_end_are_not_terminated(status: str) -> None:
     talk = working()
-    said = talk.hear(command(), completed(status=status))
+    said = talk.receive(command(), completed(status=status))
     talk.turn("t2")
-    talk.hear(reply("begin:t2", turn={"id": "turn2"}))
+    talk.receive(reply("begin:t2", turn={"id": "turn2"}))
 
-    said += talk.hear(interrupted("turn2"))
+    said += talk.receive(interrupted("turn2"))
 
     assert not [each for each in said if isinstance(each, Send)]
 
 
-def test_what_cannot_be_ended_is_a_note() -> None:
+def test_refused_termination_is_noted() -> None:
     talk = working()
-    talk.hear(command())
-    talk.tell(*(each for each in talk.hear(interrupted()) if isinstance(each, Send)))
+    talk.receive(command())
+    talk.send(*(each for each in talk.receive(interrupted()) if isinstance(each, Send)))
 
-    [note] = talk.hear(refusal("terminate:c1", "requires experimentalApi"))
+    [note] = talk.receive(refusal("terminate:c1", "requires experimentalApi"))
 
     assert isinstance(note, ev.Note)
 
@@ -126,17 +126,17 @@ def test_what_cannot_be_ended_is_a_note() -> None:
 def asked(*lines: Any) -> tuple[Talk, str]:
     """One that has asked, and the name of its question."""
     talk = working()
-    return talk, approval_of(talk.hear(*lines))
+    return talk, approval_of(talk.receive(*lines))
 
 
 def sends(said: list[DialectOutput]) -> list[Send]:
     return [each for each in said if isinstance(each, Send)]
 
 
-def test_a_command_that_needs_approval_requests_it() -> None:
+def test_command_approval_has_the_command_and_the_reason() -> None:
     talk = working()
 
-    [_, said] = talk.hear(
+    [_, said] = talk.receive(
         command(process=None),
         ask(command="ls -a", cwd="/w", reason="may I?", availableDecisions=[]),
     )
@@ -146,11 +146,11 @@ def test_a_command_that_needs_approval_requests_it() -> None:
     assert said.tool_input == {"command": "ls -a", "cwd": "/w", "reason": "may I?"}
 
 
-def test_the_approval_of_a_file_change_has_the_changes_of_its_item() -> None:
+def test_file_change_approval_has_the_changes_of_its_item() -> None:
     talk = working()
     changes = [{"path": "/w/a", "kind": {"type": "add"}, "diff": "x"}]
 
-    [_, said] = talk.hear(
+    [_, said] = talk.receive(
         begun("fileChange", "c1", changes=changes, status="inProgress"),
         ask(kind="fileChange", reason=None, grantRoot=None),
     )
@@ -159,27 +159,27 @@ def test_the_approval_of_a_file_change_has_the_changes_of_its_item() -> None:
     assert (said.tool_name, said.tool_input) == ("fileChange", {"changes": changes})
 
 
-def test_an_approval_of_an_unknown_item_is_requested() -> None:
-    [said] = working().hear(ask(kind="fileChange", item="other"))
+def test_approval_for_an_unknown_item_has_an_empty_input() -> None:
+    [said] = working().receive(ask(kind="fileChange", item="other"))
 
     assert isinstance(said, ev.ApprovalRequested)
     assert said.tool_input == {}
 
 
-def test_a_question_of_another_conversation_is_asked_too() -> None:
+def test_approval_request_of_another_thread_is_reported() -> None:
     """Only this run can answer the question."""
-    [said] = working().hear(ask(threadId="of a sub-agent"))
+    [said] = working().receive(ask(threadId="of a sub-agent"))
 
     assert isinstance(said, ev.ApprovalRequested)
 
 
 @pytest.mark.parametrize("request_id", [0, 1, -1, "0", "", "decide:10", None])
 @pytest.mark.parametrize("kind", ASKS)
-def test_a_question_is_answered_under_its_own_id(request_id: Any, kind: str) -> None:
+def test_approval_is_answered_with_the_id_of_its_request(request_id: Any, kind: str) -> None:
     talk, approval = asked(ask(request_id, kind))
 
     [send] = talk.dialect.decide(approval, Verdict(True))
-    said = talk.tell(send)
+    said = talk.send(send)
 
     assert send.key == f"decide:{approval}"
     assert told(send)["id"] == request_id
@@ -188,11 +188,11 @@ def test_a_question_is_answered_under_its_own_id(request_id: Any, kind: str) -> 
                                         "user")]  # fmt: skip
 
 
-def test_0_and_the_text_0_are_different_questions() -> None:
+def test_request_ids_zero_and_text_zero_are_different() -> None:
     talk = working()
-    one, other = approval_of(talk.hear(ask(0))), approval_of(talk.hear(ask("0")))
+    one, other = approval_of(talk.receive(ask(0))), approval_of(talk.receive(ask("0")))
 
-    said = talk.tell(*talk.dialect.decide(other, Verdict(True))) + talk.hear(resolved(0))
+    said = talk.send(*talk.dialect.decide(other, Verdict(True))) + talk.receive(resolved(0))
 
     assert said == [
         ev.ApprovalResolved(other, "allow", "user"),
@@ -212,14 +212,16 @@ def test_0_and_the_text_0_are_different_questions() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ASKS[:2])
-def test_a_verdict_is_a_decision(kind: str, verdict: Verdict, decision: str, outcome: str) -> None:
+def test_verdict_becomes_a_decision(
+    kind: str, verdict: Verdict, decision: str, outcome: str
+) -> None:
     """What is to be done instead cannot be told: so nothing is done."""
     talk, approval = asked(ask(kind=kind))
 
     [send] = talk.dialect.decide(approval, verdict)
 
     assert told(send)["result"] == {"decision": decision}
-    assert talk.tell(send) == [ev.ApprovalResolved(approval, outcome, "user")]
+    assert talk.send(send) == [ev.ApprovalResolved(approval, outcome, "user")]
 
 
 WANTED = {"network": {"enabled": True}, "fileSystem": {"write": ["/w", 10**30]}}
@@ -229,9 +231,9 @@ WANTED = {"network": {"enabled": True}, "fileSystem": {"write": ["/w", 10**30]}}
     ("verdict", "granted"),
     [(Verdict(True), WANTED), (Verdict(False), {}), (Verdict(True, input={"x": 1}), {})],
 )
-def test_permissions_are_granted_as_asked_or_not_at_all(verdict: Verdict, granted: Any) -> None:
+def test_permissions_are_granted_completely_or_denied(verdict: Verdict, granted: Any) -> None:
     talk = working()
-    [question_] = talk.hear(ask(kind="permissions", permissions=WANTED, reason="to fetch"))
+    [question_] = talk.receive(ask(kind="permissions", permissions=WANTED, reason="to fetch"))
     assert isinstance(question_, ev.ApprovalRequested)
 
     [send] = talk.dialect.decide(question_.approval, verdict)
@@ -241,10 +243,10 @@ def test_permissions_are_granted_as_asked_or_not_at_all(verdict: Verdict, grante
     )  # fmt: skip
     assert told(send)["result"] == {"permissions": granted, "scope": "turn"}
     outcome = "allow" if granted else "deny"
-    assert talk.tell(send) == [ev.ApprovalResolved(question_.approval, outcome, "user")]
+    assert talk.send(send) == [ev.ApprovalResolved(question_.approval, outcome, "user")]
 
 
-def test_permissions_that_are_refused_for_good_end_the_turn_by_an_interrupt() -> None:
+def test_permissions_denied_with_ends_turn_interrupt_the_turn() -> None:
     talk, approval = asked(ask(kind="permissions", permissions=WANTED))
 
     answer, end = talk.dialect.decide(approval, Verdict(False, ends_turn=True))
@@ -253,42 +255,42 @@ def test_permissions_that_are_refused_for_good_end_the_turn_by_an_interrupt() ->
     assert told(end)["method"] == "turn/interrupt"
 
 
-def test_a_question_is_answered_once() -> None:
+def test_approval_is_answered_once() -> None:
     talk, approval = asked(ask())
-    talk.tell(*talk.dialect.decide(approval, Verdict(True)))
+    talk.send(*talk.dialect.decide(approval, Verdict(True)))
 
     assert talk.dialect.decide(approval, Verdict(False)) == []
-    assert talk.hear(resolved()) == []
+    assert talk.receive(resolved()) == []
     assert talk.dialect.decide("unknown", Verdict(True)) == []
 
 
-def test_a_question_that_is_withdrawn_is_cancelled() -> None:
+def test_withdrawn_approval_is_cancelled() -> None:
     talk, approval = asked(ask())
 
-    assert talk.hear(resolved()) == [ev.ApprovalResolved(approval, "cancelled", "provider")]
+    assert talk.receive(resolved()) == [ev.ApprovalResolved(approval, "cancelled", "provider")]
     assert talk.dialect.decide(approval, Verdict(True)) == []
 
 
-def test_the_end_of_the_turn_withdraws_its_questions_first() -> None:
+def test_end_of_the_turn_cancels_open_approvals_first() -> None:
     talk, approval = asked(ask())
 
-    said = talk.hear(interrupted(), resolved())
+    said = talk.receive(interrupted(), resolved())
 
     gone = ev.ApprovalResolved(approval, "cancelled", "provider")
     assert [each for each in said if isinstance(each, ev.ApprovalResolved | TurnEnded)] == [
-        gone, the_end(said),
+        gone, get_end(said),
     ]  # fmt: skip
     assert talk.dialect.decide(approval, Verdict(True)) == []
 
 
-def test_the_same_id_may_ask_again() -> None:
+def test_request_id_may_be_used_for_another_approval() -> None:
     talk, first = asked(ask(0))
-    talk.tell(*talk.dialect.decide(first, Verdict(True)))
+    talk.send(*talk.dialect.decide(first, Verdict(True)))
 
-    second = approval_of(talk.hear(ask(0)))
+    second = approval_of(talk.receive(ask(0)))
 
     assert second != first
-    assert talk.tell(*talk.dialect.decide(second, Verdict(False))) == [
+    assert talk.send(*talk.dialect.decide(second, Verdict(False))) == [
         ev.ApprovalResolved(second, "deny", "user")
     ]
 
@@ -304,7 +306,7 @@ def test_the_same_id_may_ask_again() -> None:
         (None, "deny"),
     ],
 )
-def test_answers_of_others_are_read(answer: Any, outcome: str) -> None:
+def test_recorded_decisions_are_classified(answer: Any, outcome: str) -> None:
     talk, approval = asked(ask())
 
     assert talk.write({"id": 0, "result": answer}) == [
@@ -312,7 +314,7 @@ def test_answers_of_others_are_read(answer: Any, outcome: str) -> None:
     ]
 
 
-def test_an_error_is_an_answer_too() -> None:
+def test_recorded_error_reply_denies_the_approval() -> None:
     talk, approval = asked(ask())
 
     said = talk.write({"id": 0, "error": {"code": 1, "message": "x"}})
@@ -339,13 +341,13 @@ def elicitation(**more: Any) -> Any:
         ("mcpServer/elicitation/request", {"action": "decline", "content": None}),
     ],
 )
-def test_what_is_not_for_us_to_answer_is_declined(method: str, answer: Any) -> None:
+def test_unsupported_server_request_is_declined(method: str, answer: Any) -> None:
     talk = working()
 
-    [send] = sends(talk.hear(question(method, 3, questions=[])))
+    [send] = sends(talk.receive(question(method, 3, questions=[])))
 
     assert told(send) == {"id": 3, "result": answer}
-    assert talk.tell(send) == []
+    assert talk.send(send) == []
 
 
 @pytest.mark.parametrize(
@@ -357,18 +359,18 @@ def test_what_is_not_for_us_to_answer_is_declined(method: str, answer: Any) -> N
         (None, "it has no text"),
     ],
 )
-def test_a_declined_question_to_the_user_is_noted(questions: Any, words: str) -> None:
+def test_declined_question_to_the_user_is_noted(questions: Any, words: str) -> None:
     asking = question("item/tool/requestUserInput", 3, questions=questions)
 
-    said = working().hear(asking)
+    said = working().receive(asking)
 
     [send] = sends(said)
     assert told(send)["result"] == {"answers": {}}
     assert said[1] == ev.Note(f"a question from Codex to the user was declined: {words}")
 
 
-def test_a_tool_of_ours_there_is_none() -> None:
-    [send] = sends(working().hear(question("item/tool/call", 3, tool="x", arguments={})))
+def test_call_of_a_client_tool_fails() -> None:
+    [send] = sends(working().receive(question("item/tool/call", 3, tool="x", arguments={})))
 
     assert told(send)["result"]["success"] is False
 
@@ -377,9 +379,9 @@ def test_a_tool_of_ours_there_is_none() -> None:
     "method",
     ["currentTime/read", "attestation/generate", "account/chatgptAuthTokens/refresh", "news/ask"],
 )
-def test_any_other_question_has_an_error_for_an_answer(method: str) -> None:
+def test_unknown_server_request_is_answered_with_an_error(method: str) -> None:
     talk = working()
-    heard = talk.hear(question(method, "x"))
+    heard = talk.receive(question(method, "x"))
     [send] = sends(heard)
 
     assert told(send)["error"]["code"] == -32601
@@ -387,18 +389,18 @@ def test_any_other_question_has_an_error_for_an_answer(method: str) -> None:
     assert [type(each) for each in heard if each is not send] == [ev.Unknown]
 
 
-def test_two_questions_are_declined_under_different_keys() -> None:
-    keys = {send.key for send in sends(working().hear(question("a/b"), question("a/b")))}
+def test_declined_requests_have_different_keys() -> None:
+    keys = {send.key for send in sends(working().receive(question("a/b"), question("a/b")))}
 
     assert len(keys) == 2
 
 
-def test_a_tool_of_an_mcp_server_needs_leave_as_any_other() -> None:
+def test_mcp_tool_call_requests_an_approval() -> None:
     """Codex asks for it as for a form to be filled in."""
     talk = working()
-    talk.hear(begun("mcpToolCall", "c1", server="sim", tool="echo", arguments={"text": "hi"}))
+    talk.receive(begun("mcpToolCall", "c1", server="sim", tool="echo", arguments={"text": "hi"}))
 
-    said = talk.hear(elicitation(_meta=MCP))
+    said = talk.receive(elicitation(_meta=MCP))
 
     [question_] = said
     assert isinstance(question_, ev.ApprovalRequested)
@@ -406,12 +408,12 @@ def test_a_tool_of_an_mcp_server_needs_leave_as_any_other() -> None:
     assert "sim" in question_.tool_name
 
 
-def test_of_two_calls_that_are_the_same_each_is_asked_for_once() -> None:
+def test_equal_mcp_tool_calls_request_one_approval_each() -> None:
     talk = working()
     call: dict[str, Any] = {"server": "sim", "tool": "echo", "arguments": {"text": "hi"}}
-    talk.hear(*(begun("mcpToolCall", f"c{number}", **call) for number in (1, 2)))
+    talk.receive(*(begun("mcpToolCall", f"c{number}", **call) for number in (1, 2)))
 
-    said = talk.hear(*[elicitation(_meta=MCP)] * 3)
+    said = talk.receive(*[elicitation(_meta=MCP)] * 3)
 
     asking = [each for each in said if isinstance(each, ev.ApprovalRequested)]
     assert [(each.tool_call_id, each.tool_name) for each in asking] == [
@@ -430,16 +432,14 @@ def test_of_two_calls_that_are_the_same_each_is_asked_for_once() -> None:
         (Verdict(True, input={}), "decline", "deny"),
     ],
 )
-def test_a_tool_of_an_mcp_server_is_allowed_as_any_other(
-    verdict: Verdict, action: str, outcome: str
-) -> None:
+def test_verdict_answers_an_mcp_elicitation(verdict: Verdict, action: str, outcome: str) -> None:
     talk, approval = asked(elicitation(_meta=MCP))
 
     first, *more = talk.dialect.decide(approval, verdict)
 
     assert told(first)["result"]["action"] == action
     assert len(more) == verdict.ends_turn
-    assert talk.tell(first) == [ev.ApprovalResolved(approval, outcome, "user")]
+    assert talk.send(first) == [ev.ApprovalResolved(approval, outcome, "user")]
 
 
 ODD: list[Any] = [None, 7, "x", [], [{}], True, {"x": {}}]
@@ -447,10 +447,10 @@ ODD: list[Any] = [None, 7, "x", [], [{}], True, {"x": {}}]
 
 @pytest.mark.parametrize("value", ODD)
 @pytest.mark.parametrize("kind", ASKS)
-def test_a_question_of_an_odd_shape_has_one_answer_or_one_asker(kind: str, value: Any) -> None:
+def test_malformed_approval_request_is_declined_or_asked_once(kind: str, value: Any) -> None:
     for name in ("threadId", "itemId", "reason", "command", "cwd", "permissions", "message"):
         talk = working()
-        said = talk.hear(ask(kind=kind, **{"itemId": "c1", name: value}))
+        said = talk.receive(ask(kind=kind, **{"itemId": "c1", name: value}))
         open_asks = list(talk.dialect.state.asks)
 
         assert len(sends(said)) + len(open_asks) == 1
@@ -463,9 +463,11 @@ def test_a_question_of_an_odd_shape_has_one_answer_or_one_asker(kind: str, value
     "method",
     [*(f"item/{kind}/requestApproval" for kind in ASKS), "mcpServer/elicitation/request", "x/y"],
 )
-def test_a_question_without_parameters_has_an_answer_too(method: str, value: Any) -> None:
+def test_approval_request_with_malformed_parameters_is_answered_once(
+    method: str, value: Any
+) -> None:
     talk = working()
 
-    said = talk.hear({"id": 0, "method": method, "params": value})
+    said = talk.receive({"id": 0, "method": method, "params": value})
 
     assert len(sends(said)) + len(talk.dialect.state.asks) == 1

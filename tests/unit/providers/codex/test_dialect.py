@@ -37,24 +37,24 @@ from tests.support.codex_lines import (
     delta,
     done,
     interrupted,
-    news,
+    make_greeted,
+    make_notification,
     opened,
     ready,
     refusal,
     reply,
     resolved,
-    shaken,
     started,
     text,
     user,
     working,
 )
-from tests.support.dialect_talker import the_end, told
+from tests.support.dialect_talker import get_end, the_error, told
 
 # -- the contract
 
 
-def test_it_keeps_the_contract() -> None:
+def test_codex_implements_the_dialect_contract() -> None:
     dialect: Dialect = Codex()
 
     assert dialect.name == "codex"
@@ -65,17 +65,17 @@ def test_it_keeps_the_contract() -> None:
     assert not dialect.has_background
 
 
-def test_a_process_for_one_turn_can_do_less() -> None:
+def test_one_shot_process_has_fewer_abilities() -> None:
     assert Codex().abilities - Codex(ONCE).abilities == {
         "steer", "interrupt", "multi_turn", "approvals", "usage",
     }  # fmt: skip
     assert not {"recall", "tools", "max_turns"} & Codex().abilities
 
 
-def test_every_line_has_a_key_that_is_its_id() -> None:
+def test_every_sent_line_has_a_key_and_a_request_id() -> None:
     talk = working()
-    talk.hear(ask())
-    talk.hear(command())
+    talk.receive(ask())
+    talk.receive(command())
     dialect = talk.dialect
 
     sends = [
@@ -84,7 +84,7 @@ def test_every_line_has_a_key_that_is_its_id() -> None:
         dialect.steer(Offer("o2", "y")),
         dialect.interrupt(),
         *dialect.decide(next(iter(dialect.state.asks)), Verdict(True)),
-        *talk.hear(interrupted()),
+        *talk.receive(interrupted()),
     ]
 
     lines = [each for each in sends if isinstance(each, Send)]
@@ -99,9 +99,9 @@ def test_every_line_has_a_key_that_is_its_id() -> None:
     ]  # fmt: skip
 
 
-def test_a_line_is_one_line() -> None:
+def test_sent_messages_have_no_line_breaks() -> None:
     talk = working()
-    odd = talk.hear(ask(), {"id": 1, "method": "news/ask"})
+    odd = talk.receive(ask(), {"id": 1, "method": "news/ask"})
     dialect = talk.dialect
 
     sends = [
@@ -116,10 +116,10 @@ def test_a_line_is_one_line() -> None:
     assert not [send for send in sends if isinstance(send, Send) and b"\n" in send.raw]
 
 
-def test_asking_changes_nothing() -> None:
+def test_building_requests_does_not_change_the_state() -> None:
     talk = working()
-    talk.hear(ask(), command())
-    talk.tell(talk.dialect.steer(Offer("o1", "and this")))
+    talk.receive(ask(), command())
+    talk.send(talk.dialect.steer(Offer("o1", "and this")))
     dialect = talk.dialect
     before = deepcopy(dialect.state)
 
@@ -137,7 +137,7 @@ def test_asking_changes_nothing() -> None:
 # -- the handshake
 
 
-def test_all_of_the_handshake_is_sent_at_once() -> None:
+def test_handshake_is_sent_at_once() -> None:
     hello, initialized, thread = Talk().dialect.open(REQUEST)
 
     assert told(hello)["method"] == "initialize"
@@ -148,7 +148,7 @@ def test_all_of_the_handshake_is_sent_at_once() -> None:
     assert "jsonrpc" not in told(hello)
 
 
-def test_a_conversation_that_is_gone_on_with_has_the_same_settings() -> None:
+def test_resumed_thread_has_the_same_parameters() -> None:
     start, resume = Talk().dialect.open(REQUEST)[-1], Talk().dialect.open(AGAIN)[-1]
 
     assert told(resume)["method"] == "thread/resume"
@@ -156,40 +156,42 @@ def test_a_conversation_that_is_gone_on_with_has_the_same_settings() -> None:
     assert told(resume)["params"] == {**told(start)["params"], **more}
 
 
-def test_a_turn_may_begin_once_there_is_a_conversation() -> None:
-    talk = shaken(REQUEST, reply("open", userAgent="x"))
+def test_dialect_is_ready_after_the_thread_is_open() -> None:
+    talk = make_greeted(REQUEST, reply("open", userAgent="x"))
     before = talk.dialect.is_ready
 
-    talk.hear(opened())
+    talk.receive(opened())
 
     assert (before, talk.dialect.is_ready) == (False, True)
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_the_token_of_a_conversation_is_reported_once(first: bool) -> None:
-    lines = [opened(), news("thread/started", thread={"id": "th1"})]
-    talk = shaken(REQUEST, reply("open"))
+def test_thread_token_is_reported_once(first: bool) -> None:
+    lines = [opened(), make_notification("thread/started", thread={"id": "th1"})]
+    talk = make_greeted(REQUEST, reply("open"))
 
-    said = talk.hear(*(lines if first else reversed(lines)))
-    said += talk.turn() + talk.hear(reply("begin:t1", turn={"id": "turn1"}), started(), completed())
+    said = talk.receive(*(lines if first else reversed(lines)))
+    said += talk.turn() + talk.receive(
+        reply("begin:t1", turn={"id": "turn1"}), started(), completed()
+    )
     said += talk.turn("t2")
 
     assert said.count(ev.TokenBound("th1")) == 1
     assert ev.StatsUpdated(model="m1") in said
 
 
-def test_a_conversation_without_a_turn_is_no_conversation_yet() -> None:
+def test_thread_token_is_not_reported_before_the_first_turn() -> None:
     """Codex writes it down with its first turn, and could not go on with it before."""
-    talk = shaken(REQUEST, reply("open"))
+    talk = make_greeted(REQUEST, reply("open"))
 
-    assert not [each for each in talk.hear(opened()) if isinstance(each, ev.TokenBound)]
+    assert not [each for each in talk.receive(opened()) if isinstance(each, ev.TokenBound)]
 
 
-def test_a_mode_that_codex_lacks_is_noted() -> None:
+def test_mode_that_codex_lacks_is_noted() -> None:
     talk = Talk()
     request = LaunchRequest(Turn("t1", "x"), "/", mode="accept_edits")
 
-    said = talk.tell(*talk.dialect.open(request))
+    said = talk.send(*talk.dialect.open(request))
 
     assert [type(each) for each in said] == [ev.Note]
 
@@ -203,16 +205,14 @@ def test_a_mode_that_codex_lacks_is_noted() -> None:
         (REQUEST, refusal("thread:default", "Model provider `x` not found"), "provider_error"),
     ],
 )
-def test_a_conversation_that_is_not_there_fails_the_turn(
-    request_: LaunchRequest, answer: Any, code: str
-) -> None:
-    talk = shaken(request_, reply("open"))
-    talk.hear(answer)
+def test_refused_thread_fails_the_turn(request_: LaunchRequest, answer: Any, code: str) -> None:
+    talk = make_greeted(request_, reply("open"))
+    talk.receive(answer)
     assert talk.dialect.is_ready
 
     [send] = talk.dialect.begin(Turn("t1", "hello"))
-    began = talk.tell(send)
-    end = the_end(talk.hear(refusal("begin:t1", "thread not found: th1")))
+    began = talk.send(send)
+    end = get_end(talk.receive(refusal("begin:t1", "thread not found: th1")))
 
     assert told(send)["params"]["threadId"] == (request_.resume or "")
     assert began == [TurnBegan("t1")]
@@ -222,33 +222,30 @@ def test_a_conversation_that_is_not_there_fails_the_turn(
 
 
 @pytest.mark.parametrize("result", [None, {}, {"thread": {}}, {"thread": "th1"}, [], 7])
-def test_a_reply_without_a_conversation_fails_the_turn(result: Any) -> None:
+def test_reply_without_a_thread_fails_the_turn(result: Any) -> None:
     talk = Talk()
-    talk.tell(*talk.dialect.open(REQUEST))
-    talk.hear(reply("open"))
+    talk.send(*talk.dialect.open(REQUEST))
+    talk.receive(reply("open"))
     with suppress(DecodeError):
-        talk.hear({"id": "thread:default", "result": result})
+        talk.receive({"id": "thread:default", "result": result})
 
     assert talk.dialect.is_ready
     talk.turn()
-    assert the_end(talk.hear(refusal("begin:t1", "thread not found"))).status == "failed"
+    assert get_end(talk.receive(refusal("begin:t1", "thread not found"))).status == "failed"
 
 
-def test_a_handshake_that_is_turned_down_fails_the_turn() -> None:
-    talk = shaken(REQUEST, refusal("open", "bad client"))
-    talk.hear(refusal("thread:default", "Not initialized"))
+def test_refused_handshake_fails_the_turn() -> None:
+    talk = make_greeted(REQUEST, refusal("open", "bad client"))
+    talk.receive(refusal("thread:default", "Not initialized"))
     talk.turn()
 
-    end = the_end(talk.hear(refusal("begin:t1", "Not initialized")))
-
-    assert end.error
-    assert end.error.code == "provider_error"
+    assert the_error(talk.receive(refusal("begin:t1", "Not initialized"))).code == "provider_error"
 
 
 # -- turns
 
 
-def test_a_turn_is_sent_with_its_key() -> None:
+def test_turn_is_sent_with_its_key() -> None:
     [send] = ready().dialect.begin(Turn("t1", "hello"))
 
     params = told(send)["params"]
@@ -259,7 +256,7 @@ def test_a_turn_is_sent_with_its_key() -> None:
     assert "model" not in params
 
 
-def test_a_turn_has_all_requested_parameters() -> None:
+def test_turn_has_all_requested_parameters() -> None:
     schema = {"type": "object"}
     turn = Turn("t1", "look", (Image("image/png", b"\x89"),), schema, "m2", "plan")
 
@@ -273,15 +270,15 @@ def test_a_turn_has_all_requested_parameters() -> None:
     assert params["sandboxPolicy"] == {"type": "readOnly"}
 
 
-def test_a_turn_begins_when_sent_and_ends_when_completed() -> None:
+def test_turn_begins_when_sent_and_ends_when_completed() -> None:
     talk = ready()
 
     began = talk.turn()
-    said = talk.hear(
+    said = talk.receive(
         reply("begin:t1", turn={"id": "turn1"}),
-        news("thread/status/changed", status={"type": "active"}),
+        make_notification("thread/status/changed", status={"type": "active"}),
         started(), user("t1"), begun("agentMessage", "m1", text=""), delta("h"), text("hi"),
-        news("thread/status/changed", status={"type": "idle"}),
+        make_notification("thread/status/changed", status={"type": "idle"}),
         completed("hi"),
     )  # fmt: skip
 
@@ -289,33 +286,33 @@ def test_a_turn_begins_when_sent_and_ends_when_completed() -> None:
     assert said[:2] == [ev.TokenBound("th1"), ev.StatsUpdated(model="m1")]
     assert said[2:-2] == [ev.TextDelta("h"), ev.TextFinal("hi")]
     assert isinstance(said[-2], ev.StatsUpdated)
-    assert (the_end(said).status, the_end(said).text) == ("completed", "hi")
+    assert (get_end(said).status, get_end(said).text) == ("completed", "hi")
     assert talk.dialect.is_ready
 
 
 @pytest.mark.parametrize("status", ["idle", "systemError", "notLoaded", "active", "news"])
-def test_its_state_ends_no_turn(status: str) -> None:
+def test_thread_status_does_not_end_a_turn(status: str) -> None:
     talk = working()
 
-    assert talk.hear(news("thread/status/changed", status={"type": status})) == []
+    assert talk.receive(make_notification("thread/status/changed", status={"type": status})) == []
     assert not talk.dialect.is_ready
 
 
-def test_a_turn_whose_answer_is_late_is_known_by_its_start() -> None:
+def test_turn_is_identified_by_its_start_if_the_reply_is_late() -> None:
     talk = ready()
     talk.turn()
 
-    talk.hear(started("turn1"), text("hi"), completed("hi"))
+    talk.receive(started("turn1"), text("hi"), completed("hi"))
 
     assert talk.dialect.state.turn is None
-    assert talk.hear(reply("begin:t1", turn={"id": "turn1"})) == []
+    assert talk.receive(reply("begin:t1", turn={"id": "turn1"})) == []
 
 
-def test_a_turn_that_is_turned_down_has_failed() -> None:
+def test_refused_turn_fails() -> None:
     talk = ready()
     talk.turn()
 
-    end = the_end(talk.hear(refusal("begin:t1", "Input exceeds the maximum", -32602)))
+    end = get_end(talk.receive(refusal("begin:t1", "Input exceeds the maximum", -32602)))
 
     assert (end.status, end.error and end.error.code) == ("failed", "provider_error")
     assert talk.dialect.is_ready
@@ -330,19 +327,19 @@ def test_a_turn_that_is_turned_down_has_failed() -> None:
         {"id": "begin:t1", "error": {"code": "x", "message": 7}},
     ],
 )
-def test_a_turn_that_is_turned_down_in_an_odd_way_has_failed_too(answer: Any) -> None:
+def test_turn_with_a_malformed_error_reply_fails(answer: Any) -> None:
     talk = ready()
     talk.turn()
 
-    said = talk.hear(answer)
+    said = talk.receive(answer)
 
-    assert the_end(said).status == "failed"
+    assert get_end(said).status == "failed"
 
 
-def test_the_end_of_another_turn_ends_nothing() -> None:
+def test_completion_of_another_turn_is_noted() -> None:
     talk = working()
 
-    said = talk.hear(completed("x", turn="other"))
+    said = talk.receive(completed("x", turn="other"))
 
     assert [type(each) for each in said] == [ev.Note]
     assert not talk.dialect.is_ready
@@ -350,51 +347,61 @@ def test_the_end_of_another_turn_ends_nothing() -> None:
 
 def test_late_output_of_a_turn_is_not_part_of_the_next() -> None:
     talk = working()
-    talk.hear(completed("hi"))
+    talk.receive(completed("hi"))
     talk.turn("t2")
 
-    said = talk.hear(text("late"), delta("late"), user("t1"), completed("hi"))
+    said = talk.receive(text("late"), delta("late"), user("t1"), completed("hi"))
 
     assert not [each for each in said if isinstance(each, ev.TextFinal | ev.TextDelta | TurnEnded)]
-    talk.hear(reply("begin:t2", turn={"id": "turn2"}), started("turn2"))
-    assert the_end(talk.hear(completed(turn="turn2"))).text is None
+    talk.receive(reply("begin:t2", turn={"id": "turn2"}), started("turn2"))
+    assert get_end(talk.receive(completed(turn="turn2"))).text is None
 
 
-def test_an_unprompted_turn_has_no_input() -> None:
+def test_unprompted_turn_has_no_input() -> None:
     talk = working()
-    talk.hear(completed())
+    talk.receive(completed())
 
-    said = talk.hear(started("turn2"), text("I went on", turn="turn2"), completed(turn="turn2"))
+    said = talk.receive(started("turn2"), text("I went on", turn="turn2"), completed(turn="turn2"))
 
     assert said[:2] == [TurnBegan(None), ev.TextFinal("I went on")]
-    assert the_end(said).text == "I went on"
+    assert get_end(said).text == "I went on"
 
 
-def test_each_turn_of_its_own_is_interrupted_by_a_name_of_its_own() -> None:
+def test_interrupts_of_unprompted_turns_have_different_keys() -> None:
     talk = ready()
     keys = set[str]()
     for number in range(2):
-        talk.hear(started(f"own{number}"))
+        talk.receive(started(f"own{number}"))
         send = talk.dialect.interrupt()
         assert send
         keys.add(send.key)
-        talk.hear(completed(turn=f"own{number}"))
+        talk.receive(completed(turn=f"own{number}"))
 
     assert len(keys) == 2
 
 
-def test_output_of_another_conversation_is_ignored() -> None:
+def test_output_of_another_thread_is_ignored() -> None:
     talk = working()
     before = deepcopy(talk.dialect.state)
 
-    said = talk.hear(
-        news("turn/started", threadId="th2", turn={"id": "x"}),
-        news("item/completed", threadId="th2", turnId="x", item={"type": "agentMessage"}),
-        news("item/started", threadId="th2", turnId="x", item={"type": "commandExecution"}),
-        news("item/agentMessage/delta", threadId="th2", turnId="x", itemId="m", delta="x"),
-        news("error", threadId="th2", turnId="x", error={"message": "x"}, willRetry=False),
-        news("warning", threadId="th2", message="of another"),
-        news("turn/completed", threadId="th2", turn={"id": "turn1", "status": "failed"}),
+    said = talk.receive(
+        make_notification("turn/started", threadId="th2", turn={"id": "x"}),
+        make_notification(
+            "item/completed", threadId="th2", turnId="x", item={"type": "agentMessage"}
+        ),
+        make_notification(
+            "item/started", threadId="th2", turnId="x", item={"type": "commandExecution"}
+        ),
+        make_notification(
+            "item/agentMessage/delta", threadId="th2", turnId="x", itemId="m", delta="x"
+        ),
+        make_notification(
+            "error", threadId="th2", turnId="x", error={"message": "x"}, willRetry=False
+        ),
+        make_notification("warning", threadId="th2", message="of another"),
+        make_notification(
+            "turn/completed", threadId="th2", turn={"id": "turn1", "status": "failed"}
+        ),
     )
 
     assert said == []
@@ -407,7 +414,7 @@ def test_output_of_another_conversation_is_ignored() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        news("news/of/tomorrow", x=1),
+        make_notification("news/of/tomorrow", x=1),
         begun("newItem"),
         done("newItem"),
         reply("unknown"),
@@ -415,9 +422,9 @@ def test_output_of_another_conversation_is_ignored() -> None:
         {"type": "novelty"},
     ],
 )
-def test_an_unknown_message_is_kept(line: Any) -> None:
+def test_unknown_message_is_kept(line: Any) -> None:
     talk = working()
-    [said] = talk.hear(line)
+    [said] = talk.receive(line)
 
     assert isinstance(said, ev.Unknown)
     assert said.text
@@ -425,31 +432,37 @@ def test_an_unknown_message_is_kept(line: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["warning", "configWarning", "deprecationNotice"])
-def test_a_warning_is_reported_once(method: str) -> None:
+def test_warning_is_reported_once(method: str) -> None:
     talk = working()
     words = {"summary": "careful"} if method != "warning" else {"message": "careful"}
 
-    said = talk.hear(news(method, **words), news(method, **words), completed())
+    said = talk.receive(
+        make_notification(method, **words), make_notification(method, **words), completed()
+    )
     talk.turn("t2")
-    said += talk.hear(news(method, **words), news(method, **{**words, "extra": 1}))
+    said += talk.receive(
+        make_notification(method, **words), make_notification(method, **{**words, "extra": 1})
+    )
 
     assert said.count(ev.Note("careful")) == 1
 
 
-def test_a_rerouted_model_is_reported() -> None:
-    said = working().hear(news("model/rerouted", fromModel="m1", toModel="m2", reason="x"))
+def test_rerouted_model_is_reported() -> None:
+    said = working().receive(
+        make_notification("model/rerouted", fromModel="m1", toModel="m2", reason="x")
+    )
 
     assert ev.StatsUpdated(model="m2") in said
 
 
-def test_a_failed_mcp_server_is_noted() -> None:
+def test_failed_mcp_server_is_noted() -> None:
     talk = ready()
     states = [
-        news("mcpServer/startupStatus/updated", name="x", status=status, error=why)
+        make_notification("mcpServer/startupStatus/updated", name="x", status=status, error=why)
         for status, why in (("starting", None), ("ready", None), ("failed", "no such program"))
     ]
 
-    [note] = talk.hear(*states)
+    [note] = talk.receive(*states)
 
     assert note == ev.Note("the MCP server x did not start: no such program")
 
@@ -457,41 +470,42 @@ def test_a_failed_mcp_server_is_noted() -> None:
 # -- the end of the process
 
 
-def test_an_exit_after_the_last_turn_causes_no_event() -> None:
+def test_exit_after_the_last_turn_causes_no_event() -> None:
     talk = working()
-    talk.hear(completed())
+    talk.receive(completed())
 
     assert talk.dialect.on_exit(ProcessExit(1, stderr="no rollout found")) == []
     assert not talk.dialect.is_ready
 
 
-def test_an_exit_in_mid_turn_is_for_the_driver_to_tell() -> None:
+def test_exit_during_a_turn_causes_no_event_of_the_dialect() -> None:
     talk = working()
-    talk.hear(ask())
+    talk.receive(ask())
 
     assert talk.dialect.on_exit(ProcessExit(0)) == []
-    assert talk.hear(resolved()) == []
+    assert talk.receive(resolved()) == []
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])
-def test_one_that_ends_before_it_has_answered_is_no_codex(code: int) -> None:
-    talk = shaken()
+def test_exit_before_the_first_answer_is_an_incompatible_cli(code: int) -> None:
+    talk = make_greeted()
 
-    end = the_end(talk.dialect.on_exit(ProcessExit(code, stderr="error: unexpected argument\n")))
+    end = get_end(talk.dialect.on_exit(ProcessExit(code, stderr="error: unexpected argument\n")))
 
     assert end.error
     assert end.error.code == "cli_incompatible"
     assert end.exit_code == code
 
 
-def test_one_that_was_stopped_is_not_explained() -> None:
+def test_exit_of_a_stopped_process_is_not_explained() -> None:
     assert (
-        shaken().dialect.on_exit(ProcessExit(1, reason="wall_timeout", stderr="is archived")) == []
+        make_greeted().dialect.on_exit(ProcessExit(1, reason="wall_timeout", stderr="is archived"))
+        == []
     )
-    assert shaken().dialect.on_exit(ProcessExit(signal=9)) == []
+    assert make_greeted().dialect.on_exit(ProcessExit(signal=9)) == []
 
 
-def test_a_process_for_one_turn_is_neither_steered_nor_interrupted() -> None:
+def test_one_shot_process_is_neither_steered_nor_interrupted() -> None:
     dialect = Talk(ONCE).dialect
 
     assert isinstance(dialect.steer(Offer("o1", "x")), Refused)

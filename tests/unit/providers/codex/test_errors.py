@@ -12,15 +12,15 @@ from steadyrun.providers.codex.errors import (
     end_from_exit,
     explain_error,
     find_code,
-    find_status,
 )
+from steadyrun.providers.shared.errors import find_status
 from tests.support.codex_lines import (
     completed,
     error,
     failed,
     hook,
     interrupted,
-    news,
+    make_notification,
     ready,
     reply,
     text,
@@ -28,7 +28,7 @@ from tests.support.codex_lines import (
     usage,
     working,
 )
-from tests.support.dialect_talker import the_end
+from tests.support.dialect_talker import get_end, the_error
 
 
 def http(word: str, status: Any = None) -> Any:
@@ -75,8 +75,10 @@ ROWS: list[tuple[Any, str, bool]] = [
 
 
 @pytest.mark.parametrize(("info", "code", "is_retryable"), ROWS)
-def test_the_code_comes_from_the_structure(info: Any, code: str, is_retryable: bool) -> None:
-    end = the_end(working().hear(failed(info, "429 usage limit, unauthorized, overloaded")))
+def test_error_code_is_derived_from_structured_fields(
+    info: Any, code: str, is_retryable: bool
+) -> None:
+    end = get_end(working().receive(failed(info, "429 usage limit, unauthorized, overloaded")))
 
     assert end.error
     assert (end.error.code, end.error.retryable) == (code, is_retryable)
@@ -95,18 +97,18 @@ ODD: list[Any] = [
 
 
 @pytest.mark.parametrize("given", ODD)
-def test_an_error_of_an_odd_shape_is_one(given: Any) -> None:
-    end = the_end(working().hear(completed(status="failed", error=given)))
+def test_malformed_error_still_has_a_code_and_a_message(given: Any) -> None:
+    end = get_end(working().receive(completed(status="failed", error=given)))
 
     assert end.status == "failed"
     assert end.error
     assert end.error.code
     assert end.error.message
-    assert find_status(build_error(given))[0] == "failed"
+    assert find_status(build_error(given).code)[0] == "failed"
     assert find_code(given)
 
 
-def test_a_failure_without_an_error_has_the_last_reported_one() -> None:
+def test_failure_without_an_error_has_the_last_reported_error() -> None:
     lines = [
         error("serverOverloaded", will_retry=False),
         error(http("x", 401), will_retry=False),
@@ -114,30 +116,27 @@ def test_a_failure_without_an_error_has_the_last_reported_one() -> None:
         completed(status="failed", error=None),
     ]
 
-    end = the_end(working().hear(*lines))
-
-    assert end.error
-    assert end.error.code == "auth"
+    assert the_error(working().receive(*lines)).code == "auth"
 
 
 @pytest.mark.parametrize("status", [None, "news", 7, {}])
-def test_an_unknown_end_status_is_a_failure(status: Any) -> None:
-    said = working().hear(completed("x", status=status))
+def test_unknown_end_status_is_a_failure(status: Any) -> None:
+    said = working().receive(completed("x", status=status))
 
-    assert the_end(said).status == "failed"
-    assert the_end(said).error
+    assert get_end(said).status == "failed"
+    assert get_end(said).error
 
 
-def test_an_error_that_was_got_over_is_forgotten() -> None:
+def test_error_of_a_completed_turn_is_dropped() -> None:
     lines = [error("serverOverloaded", will_retry=False), completed("x")]
 
-    end = the_end(working().hear(*lines))
+    end = get_end(working().receive(*lines))
 
     assert (end.status, end.error) == ("completed", None)
 
 
-def test_an_interrupt_is_no_error() -> None:
-    end = the_end(working().hear(error("serverOverloaded", will_retry=False), interrupted()))
+def test_interrupted_turn_has_no_error() -> None:
+    end = get_end(working().receive(error("serverOverloaded", will_retry=False), interrupted()))
 
     assert (end.status, end.error) == ("cancelled", None)
 
@@ -150,24 +149,24 @@ def test_an_interrupt_is_no_error() -> None:
         ("usageLimitExceeded", "cancelled", None, "rate_limited"),
     ],
 )
-def test_a_turn_interrupted_by_codex_has_its_error(
+def test_turn_interrupted_by_codex_has_its_error(
     info: str, status: str, reason: str | None, code: str
 ) -> None:
     said = {"message": "enough", "codexErrorInfo": info}
 
-    end = the_end(working().hear(completed(status="interrupted", error=said)))
+    end = get_end(working().receive(completed(status="interrupted", error=said)))
 
     assert (end.status, end.stop_reason) == (status, reason)
     assert end.error
     assert (end.error.code, end.error.message) == (code, "enough")
 
 
-def test_tries_are_counted_for_each_turn() -> None:
+def test_retries_are_counted_for_each_turn() -> None:
     talk = working()
-    said = talk.hear(error(http("x")), error(http("x", 429)), completed())
+    said = talk.receive(error(http("x")), error(http("x", 429)), completed())
     talk.turn("t2")
-    talk.hear(reply("begin:t2", turn={"id": "turn2"}))
-    said += talk.hear(error("serverOverloaded", turn="turn2"))
+    talk.receive(reply("begin:t2", turn={"id": "turn2"}))
+    said += talk.receive(error("serverOverloaded", turn="turn2"))
 
     tries = [each for each in said if isinstance(each, ev.ProviderRetrying)]
     assert [(each.attempt, each.reason) for each in tries] == [
@@ -176,19 +175,21 @@ def test_tries_are_counted_for_each_turn() -> None:
     assert {each.delay_ms for each in tries} == {None}
 
 
-def test_an_error_of_another_turn_is_not_of_this() -> None:
+def test_error_of_another_turn_is_ignored() -> None:
     talk = working()
 
-    said = talk.hear(error(turn="turn0"), error("usageLimitExceeded", will_retry=False, turn="x"))
-    end = the_end(talk.hear(completed(status="failed")))
+    said = talk.receive(
+        error(turn="turn0"), error("usageLimitExceeded", will_retry=False, turn="x")
+    )
+    end = get_end(talk.receive(completed(status="failed")))
 
     assert ev.ProviderRetrying not in map(type, said)
     assert end.error
     assert end.error.code == "provider_error"
 
 
-def test_an_error_without_a_turn_is_a_note() -> None:
-    assert ready().hear(error("serverOverloaded")) == [ev.Note("sorry")]
+def test_error_without_a_turn_is_noted() -> None:
+    assert ready().receive(error("serverOverloaded")) == [ev.Note("sorry")]
 
 
 # -- the last words of one that never spoke
@@ -204,7 +205,7 @@ def test_an_error_without_a_turn_is_a_note() -> None:
         ("Error: failed to initialize sqlite state runtime under /x", "start_failed"),
     ],
 )
-def test_last_words_explain_a_start_that_failed(words: str, code: str) -> None:
+def test_stderr_line_explains_a_failed_start(words: str, code: str) -> None:
     stderr = f"WARN something\n{words}\nand more"
 
     end = end_from_exit(ProcessExit(1, stderr=stderr))
@@ -216,12 +217,12 @@ def test_last_words_explain_a_start_that_failed(words: str, code: str) -> None:
     assert end.diagnostic.stderr_excerpt == stderr
 
 
-def test_one_that_was_stopped_is_explained_by_others() -> None:
+def test_exit_of_a_stopped_process_is_not_classified() -> None:
     assert end_from_exit(ProcessExit(1, reason="user_stop", stderr="is archived")) is None
     assert end_from_exit(ProcessExit(signal=9)) is None
 
 
-def test_the_error_of_a_retry_explains_the_end_and_the_limit() -> None:
+def test_error_of_a_retry_explains_the_failure() -> None:
     ends = datetime(2026, 1, 1, tzinfo=UTC)
     retry = ev.ErrorFact("rate_limited", "too fast", "Wait.", True, retry_at=ends)
 
@@ -237,11 +238,11 @@ def test_the_error_of_a_retry_explains_the_end_and_the_limit() -> None:
 
 @pytest.mark.parametrize("event", ["sessionStart", "userPromptSubmit", "preModelRequest"])
 @pytest.mark.parametrize("status", ["blocked", "stopped"])
-def test_a_prompt_that_a_hook_is_against_has_failed(event: str, status: str) -> None:
-    heard = working().hear(hook(status, "not today", "sorry", event=event), completed())
+def test_prompt_blocked_by_a_hook_fails(event: str, status: str) -> None:
+    heard = working().receive(hook(status, "not today", "sorry", event=event), completed())
 
     assert heard[0] == ev.Note(f"a hook of Codex ({event}) {status}: not today; sorry")
-    end = the_end(heard)
+    end = get_end(heard)
     assert (end.status, end.text) == ("failed", None)
     assert end.error
     assert (end.error.code, end.error.retryable) == ("hook_blocked", False)
@@ -260,24 +261,24 @@ def test_a_prompt_that_a_hook_is_against_has_failed(event: str, status: str) -> 
     ],
     ids=["broken", "at the end", "after a tool", "of another turn", "answered", "asked"],
 )
-def test_a_hook_that_does_not_keep_the_model_from_being_asked_is_noted(lines: Any) -> None:
-    heard = working().hear(*lines)
+def test_hook_that_does_not_block_the_model_call_is_noted(lines: Any) -> None:
+    heard = working().receive(*lines)
 
     assert isinstance(heard[0], ev.Note)
-    assert the_end(heard).status == "completed"
+    assert get_end(heard).status == "completed"
 
 
-def test_a_blocked_turn_that_was_interrupted_was_cancelled() -> None:
-    assert the_end(working().hear(hook("blocked"), interrupted())).status == "cancelled"
+def test_blocked_turn_that_was_interrupted_is_cancelled() -> None:
+    assert get_end(working().receive(hook("blocked"), interrupted())).status == "cancelled"
 
 
-def test_a_successful_hook_causes_no_event() -> None:
-    odd = news("hook/completed", run={"entries": 7})
+def test_successful_hook_causes_no_event() -> None:
+    odd = make_notification("hook/completed", run={"entries": 7})
 
-    assert working().hear(hook("completed", "fine"), hook("running"), odd) == []
+    assert working().receive(hook("completed", "fine"), hook("running"), odd) == []
 
 
-def test_a_hook_without_a_turn_is_noted() -> None:
-    [note] = ready().hear(hook("stopped", event="sessionEnd"))
+def test_hook_without_a_turn_is_noted() -> None:
+    [note] = ready().receive(hook("stopped", event="sessionEnd"))
 
-    assert note == ev.Note("a hook of Codex (sessionEnd) stopped: it did not say why")
+    assert note == ev.Note("a hook of Codex (sessionEnd) stopped: it gave no reason")

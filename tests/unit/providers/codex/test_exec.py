@@ -20,7 +20,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.usage import Usage
 from steadyrun.providers.codex.dialect import Codex
 from tests.support.codex_lines import ONCE, Talk
-from tests.support.dialect_talker import NOW, play, the_end
+from tests.support.dialect_talker import NOW, get_end, play
 
 START: list[Any] = [{"type": "thread.started", "thread_id": "th1"}, {"type": "turn.started"}]
 # What the program itself prints first when a conversation is gone on with.
@@ -50,40 +50,40 @@ def failed(message: Any = "sorry") -> Any:
 
 def once(*lines: Any) -> Talk:
     talk = Talk(ONCE)
-    talk.hear(*START, *lines)
+    talk.receive(*START, *lines)
     return talk
 
 
-def test_the_turn_is_open_from_the_start_and_ends_once() -> None:
+def test_exec_turn_is_open_from_the_start_and_ends_once() -> None:
     talk = Talk(ONCE)
 
-    heard = talk.hear(*START, said("hi"), completed())
+    heard = talk.receive(*START, said("hi"), completed())
 
     assert heard[:2] == [ev.TokenBound("th1"), ev.TextFinal("hi")]
     assert TurnBegan not in map(type, heard)
-    assert (the_end(heard).status, the_end(heard).text) == ("completed", "hi")
-    assert the_end(heard).usage == Usage(70, 20, 30, 0)
+    assert (get_end(heard).status, get_end(heard).text) == ("completed", "hi")
+    assert get_end(heard).usage == Usage(70, 20, 30, 0)
     assert talk.dialect.on_exit(ProcessExit(0)) == []
 
 
-def test_the_last_text_is_the_answer() -> None:
-    assert the_end(once(said("a")).hear(said("b"), completed())).text == "b"
+def test_last_text_is_the_answer() -> None:
+    assert get_end(once(said("a")).receive(said("b"), completed())).text == "b"
 
 
-def test_the_usage_of_a_resumed_conversation_is_unknown() -> None:
+def test_usage_of_a_resumed_thread_is_unknown() -> None:
     talk = Talk(ONCE)
 
-    heard = talk.hear(RESUMED, *START, said("hi"), completed())
+    heard = talk.receive(RESUMED, *START, said("hi"), completed())
 
-    assert the_end(heard).usage is None
+    assert get_end(heard).usage is None
     assert ev.Note in map(type, heard)
 
 
-def test_a_conversation_that_is_not_there_has_its_name() -> None:
+def test_missing_thread_has_the_code_resume_not_found() -> None:
     talk = Talk(ONCE)
-    talk.hear(RESUMED)
+    talk.receive(RESUMED)
 
-    end = the_end(
+    end = get_end(
         talk.dialect.on_exit(ProcessExit(1, stderr="Error: no rollout found for thread id x"))
     )
 
@@ -91,22 +91,22 @@ def test_a_conversation_that_is_not_there_has_its_name() -> None:
     assert end.error.code == RESUME_NOT_FOUND
 
 
-def test_what_begins_instead_of_the_conversation_is_no_turn() -> None:
-    """Codex begins another one where it is told of none that there could be."""
+def test_thread_started_instead_of_the_resumed_one_is_not_bound() -> None:
+    """Codex begins another one if it gets an unknown one."""
     other = [{"type": "thread.started", "thread_id": "th2"}, {"type": "turn.started"}]
     talk = Talk(ONCE)
 
-    said_ = talk.hear(RESUMED, *other, said("x"), completed())
+    said_ = talk.receive(RESUMED, *other, said("x"), completed())
 
     assert [type(each) for each in said_].count(TurnEnded) == 1
     assert TurnBegan not in map(type, said_)
     assert ev.TokenBound("th2") not in said_
 
 
-def test_a_command_is_a_tool() -> None:
+def test_command_is_reported_as_a_tool() -> None:
     given: dict[str, Any] = {"command": "ls", "aggregated_output": "", "exit_code": None}
 
-    heard = once().hear(
+    heard = once().receive(
         item("command_execution", "started", **given, status="in_progress"),
         item("command_execution", **given | {"aggregated_output": "a", "exit_code": 3},
              status="failed"),
@@ -127,8 +127,8 @@ def test_a_command_is_a_tool() -> None:
         ("collab_tool_call", {"tool": "spawn_agent", "prompt": "x"}, "agent"),
     ],
 )
-def test_its_other_tools_are_those_of_the_app_server(kind: str, fields: Any, name: str) -> None:
-    start, end = once().hear(item(kind, **fields, status="completed"))
+def test_exec_tools_have_the_names_of_the_app_server(kind: str, fields: Any, name: str) -> None:
+    start, end = once().receive(item(kind, **fields, status="completed"))
 
     assert isinstance(start, ev.ToolStarted)
     assert isinstance(end, ev.ToolCompleted)
@@ -136,7 +136,7 @@ def test_its_other_tools_are_those_of_the_app_server(kind: str, fields: Any, nam
 
 
 def test_thoughts_and_warnings_are_reported() -> None:
-    heard = once().hear(
+    heard = once().receive(
         item("reasoning", text="hm"), item("error", message="careful"),
         item("todo_list", "started", items=[]), item("todo_list", "updated", items=[]),
         item("todo_list", items=[]),
@@ -145,13 +145,13 @@ def test_thoughts_and_warnings_are_reported() -> None:
     assert heard == [ev.ThinkingDelta("hm"), ev.Note("careful")]
 
 
-def test_a_failed_turn_has_the_message_of_codex() -> None:
+def test_failed_turn_has_the_message_of_codex() -> None:
     talk = once()
 
-    heard = talk.hear({"type": "error", "message": "Reconnecting... 1/5"}, said("x"), failed())
+    heard = talk.receive({"type": "error", "message": "Reconnecting... 1/5"}, said("x"), failed())
 
     assert heard[0] == ev.Note("Reconnecting... 1/5")
-    end = the_end(heard)
+    end = get_end(heard)
     assert (end.status, end.text) == ("failed", "x")
     assert end.error
     assert (end.error.code, end.error.message, end.error.retryable) == (
@@ -185,18 +185,18 @@ LIMIT = {"type": "usage_limit_reached", "message": "no more", "resets_at": 1_900
         ("rate_limit_exceeded", "failed", "provider_error"),
     ],
 )  # fmt: skip
-def test_the_number_of_a_status_counts_and_words_do_not(
+def test_error_code_comes_from_the_status_number_and_not_from_words(
     message: str, status: str, code: str
 ) -> None:
-    end = the_end(once().hear(failed(message)))
+    end = get_end(once().receive(failed(message)))
 
     assert end.status == status
     assert end.error
     assert (end.error.code, end.error.retry_at) == (code, None)
 
 
-def test_the_end_of_a_stated_limit_is_reported() -> None:
-    end = the_end(once().hear(failed(msgspec.json.encode({"error": LIMIT}).decode())))
+def test_reset_time_of_a_limit_is_reported() -> None:
+    end = get_end(once().receive(failed(msgspec.json.encode({"error": LIMIT}).decode())))
 
     assert end.error
     assert (end.status, end.error.message) == ("rate_limited", "no more")
@@ -204,10 +204,10 @@ def test_the_end_of_a_stated_limit_is_reported() -> None:
 
 
 @pytest.mark.parametrize("ends", [None, "soon", [], True, 1e300, -1e300])
-def test_an_invalid_end_of_a_limit_is_not_reported(ends: Any) -> None:
+def test_invalid_reset_time_is_not_reported(ends: Any) -> None:
     odd = msgspec.json.encode({"error": {**LIMIT, "resets_at": ends}}).decode()
 
-    end = the_end(once().hear(failed(odd)))
+    end = get_end(once().receive(failed(odd)))
 
     assert end.error
     assert (end.status, end.error.retry_at) == ("rate_limited", None)
@@ -217,11 +217,11 @@ def error(message: Any) -> Any:
     return {"type": "error", "message": message}
 
 
-def test_an_error_that_it_ends_with_is_the_runs() -> None:
+def test_last_error_before_the_exit_fails_the_turn() -> None:
     lines = [error("Reconnecting... 1/5"), error("fatal: something"), item("error", message="hm")]
     talk = once(*lines)
 
-    end = the_end(talk.dialect.on_exit(ProcessExit(1, stderr="so be it")))
+    end = get_end(talk.dialect.on_exit(ProcessExit(1, stderr="so be it")))
 
     assert (end.status, end.exit_code) == ("failed", 1)
     assert end.error
@@ -229,10 +229,10 @@ def test_an_error_that_it_ends_with_is_the_runs() -> None:
     assert end.diagnostic == ev.Diagnostic(1, "so be it")
 
 
-def test_a_limit_that_it_ends_with_is_a_limit() -> None:
+def test_rate_limit_error_before_the_exit_is_rate_limited() -> None:
     talk = once(error("exceeded retry limit, last status: 429 Too Many Requests"))
 
-    assert the_end(talk.dialect.on_exit(ProcessExit(1))).status == "rate_limited"
+    assert get_end(talk.dialect.on_exit(ProcessExit(1))).status == "rate_limited"
 
 
 @pytest.mark.parametrize(
@@ -247,31 +247,31 @@ def test_a_limit_that_it_ends_with_is_a_limit() -> None:
     ],
     ids=["got over", "killed", "well ended", "stopped", "silent", "empty"],
 )
-def test_an_error_that_is_not_why_it_ends_explains_nothing(lines: Any, last: ProcessExit) -> None:
+def test_error_that_did_not_cause_the_exit_is_not_reported(lines: Any, last: ProcessExit) -> None:
     assert once(*lines).dialect.on_exit(last) == []
 
 
-def test_a_turn_without_a_model_call_fails() -> None:
+def test_turn_without_a_model_call_fails() -> None:
     """What a hook has kept from the model ends so: nothing else is said."""
-    end = the_end(once().hear(completed(0, 0, 0)))
+    end = get_end(once().receive(completed(0, 0, 0)))
 
     assert (end.status, end.text) == ("failed", None)
     assert end.error
     assert end.error.code == "no_answer"
 
 
-def test_a_turn_without_text_or_without_usage_completes() -> None:
-    assert the_end(once().hear(completed(1, 0, 0))).status == "completed"
-    assert the_end(once().hear(said("hi"), completed(0, 0, 0))).status == "completed"
+def test_turn_without_text_or_without_usage_completes() -> None:
+    assert get_end(once().receive(completed(1, 0, 0))).status == "completed"
+    assert get_end(once().receive(said("hi"), completed(0, 0, 0))).status == "completed"
     thought = {"type": "item.completed", "item": {"id": "1", "type": "reasoning", "text": "hm"}}
-    assert the_end(once().hear(thought, completed(0, 0, 0))).status == "completed"
+    assert get_end(once().receive(thought, completed(0, 0, 0))).status == "completed"
 
 
 @pytest.mark.parametrize("error", [None, 7, "x", [], {}, {"message": 7}])
-def test_what_fails_in_an_odd_way_has_failed_too(error: Any) -> None:
-    heard = once().hear({"type": "turn.failed", "error": error})
+def test_malformed_failure_still_fails_the_turn(error: Any) -> None:
+    heard = once().receive({"type": "turn.failed", "error": error})
 
-    end = the_end(heard)
+    end = get_end(heard)
     assert [type(each) for each in heard] == [ev.Unknown, TurnEnded]
     assert end.status == "failed"
     assert end.error
@@ -281,7 +281,7 @@ def test_what_fails_in_an_odd_way_has_failed_too(error: Any) -> None:
 @pytest.mark.parametrize(
     "usage", [None, 7, "x", [], {"input_tokens": "x"}, {"input_tokens": 10**30}, {}]
 )
-def test_a_turn_ends_with_any_reported_usage(usage: Any) -> None:
+def test_turn_ends_with_any_reported_usage(usage: Any) -> None:
     turns = TurnTracker(Codex(ONCE))
     talk = once(said("x"))
 
@@ -296,7 +296,7 @@ def _frames(talk: Talk, line: Any) -> Any:
 
 
 @pytest.mark.parametrize("line", [completed(), failed()])
-def test_a_turn_ends_only_once(line: Any) -> None:
+def test_exec_turn_ends_only_once(line: Any) -> None:
     turns = TurnTracker(Codex(ONCE))
     talk = once(completed())
 
@@ -324,7 +324,7 @@ def test_a_turn_ends_only_once(line: Any) -> None:
         b"Reading additional input from stdin...",
     ],
 )
-def test_an_unreadable_line_is_kept(line: Any) -> None:
+def test_unreadable_line_is_kept(line: Any) -> None:
     raw = line if isinstance(line, bytes) else msgspec.json.encode(line)
     turns = TurnTracker(Codex(ONCE))
     play(turns, once().log)

@@ -18,7 +18,7 @@ from tests.support.codex_lines import (
     done,
     failed,
     interrupted,
-    news,
+    make_notification,
     ready,
     reply,
     started,
@@ -28,31 +28,31 @@ from tests.support.codex_lines import (
     user,
     working,
 )
-from tests.support.dialect_talker import NOW, play, the_end
+from tests.support.dialect_talker import NOW, get_end, play
 
 # -- words
 
 
 def the_text(*lines: Any) -> str | None:
-    return the_end(working().hear(*lines)).text
+    return get_end(working().receive(*lines)).text
 
 
-def test_a_text_is_reported_in_pieces_and_whole() -> None:
+def test_text_is_reported_in_deltas_and_complete() -> None:
     talk = working()
 
-    said = talk.hear(begun("agentMessage", "m1", text=""), delta("h"), delta("i"), text("hi"))
+    said = talk.receive(begun("agentMessage", "m1", text=""), delta("h"), delta("i"), text("hi"))
 
     assert said == [ev.TextDelta("h"), ev.TextDelta("i"), ev.TextFinal("hi")]
 
 
-def test_what_never_completes_is_not_part_of_the_answer() -> None:
+def test_unfinished_message_is_not_part_of_the_answer() -> None:
     talk = working()
 
-    said = talk.hear(begun("agentMessage", "m1"), delta("ha"), begun("agentMessage", "m2"),
+    said = talk.receive(begun("agentMessage", "m1"), delta("ha"), begun("agentMessage", "m2"),
                      delta("hal"), interrupted())  # fmt: skip
 
     assert ev.TextFinal not in map(type, said)
-    assert the_end(said).text is None
+    assert get_end(said).text is None
 
 
 @pytest.mark.parametrize(
@@ -71,26 +71,26 @@ def test_what_never_completes_is_not_part_of_the_answer() -> None:
     ],
 )
 @pytest.mark.parametrize("end", [completed(), interrupted(), failed()])
-def test_the_answer_is_the_final_answer_or_else_the_last_text(
+def test_answer_is_the_final_answer_or_the_last_text(
     spoken: list[tuple[str, str | None]], expected: str | None, end: Any
 ) -> None:
     assert the_text(*(text(*each) for each in spoken), end) == expected
 
 
-def test_the_answer_that_the_end_states_is_the_answer() -> None:
+def test_answer_stated_at_the_end_takes_precedence() -> None:
     assert the_text(text("a", "final_answer"), completed("b")) == "b"
 
 
 @pytest.mark.parametrize("items", [None, 7, "x", [7], [{}], [{"type": "agentMessage", "text": 7}]])
-def test_an_end_that_states_none_has_the_last(items: Any) -> None:
+def test_malformed_end_items_leave_the_last_text_as_the_answer(items: Any) -> None:
     assert the_text(text("a"), completed(items=items)) == "a"
 
 
 def test_items_without_a_turn_cause_no_event() -> None:
     talk = working()
-    talk.hear(completed())
+    talk.receive(completed())
 
-    assert talk.hear(text("late"), delta("late"), begun("agentMessage", "m2")) == []
+    assert talk.receive(text("late"), delta("late"), begun("agentMessage", "m2")) == []
 
 
 # -- thoughts
@@ -98,22 +98,24 @@ def test_items_without_a_turn_cause_no_event() -> None:
 
 def thought(words: str, item: str = "r1", kind: str = "summaryText") -> Any:
     about = {"itemId": item, "delta": words, "turnId": "turn1"}
-    return news(f"item/reasoning/{kind}Delta", **about)
+    return make_notification(f"item/reasoning/{kind}Delta", **about)
 
 
 def part(index: int) -> Any:
-    return news("item/reasoning/summaryPartAdded", itemId="r1", summaryIndex=index, turnId="turn1")
+    return make_notification(
+        "item/reasoning/summaryPartAdded", itemId="r1", summaryIndex=index, turnId="turn1"
+    )
 
 
 def test_streamed_thoughts_are_reported_once() -> None:
-    said = working().hear(
+    said = working().receive(
         begun("reasoning", "r1"), part(0), thought("a"), part(1), thought("b"),
         done("reasoning", "r1", summary=["a", "b"], content=[]), completed("x"),
     )  # fmt: skip
 
     thoughts = [each.text for each in said if isinstance(each, ev.ThinkingDelta)]
     assert "".join(thoughts) == "a\n\nb"
-    assert the_end(said).text == "x"
+    assert get_end(said).text == "x"
 
 
 @pytest.mark.parametrize(
@@ -124,15 +126,17 @@ def test_streamed_thoughts_are_reported_once() -> None:
         ({"summary": [{"type": "summary_text", "text": "a"}]}, "a"),
     ],
 )
-def test_whole_thoughts_are_reported_at_their_end(fields: Any, expected: str) -> None:
-    said = working().hear(thought("other", "r0"), done("reasoning", "r1", **fields))
+def test_thoughts_that_were_not_streamed_are_reported_at_their_end(
+    fields: Any, expected: str
+) -> None:
+    said = working().receive(thought("other", "r0"), done("reasoning", "r1", **fields))
 
     assert said[1:] == [ev.ThinkingDelta(expected)]
 
 
 @pytest.mark.parametrize("fields", [{}, {"summary": [], "content": []}, {"summary": 7}])
-def test_no_thoughts_are_nothing(fields: Any) -> None:
-    assert working().hear(done("reasoning", "r1", **fields)) == []
+def test_empty_reasoning_causes_no_event(fields: Any) -> None:
+    assert working().receive(done("reasoning", "r1", **fields)) == []
 
 
 # -- tools
@@ -142,8 +146,8 @@ def tools(said: list[DialectOutput]) -> list[DialectOutput]:
     return [x for x in said if isinstance(x, ev.ToolStarted | ev.ToolCompleted | ev.ToolFailed)]
 
 
-def test_a_command_is_a_tool() -> None:
-    said = working().hear(command(), command_done())
+def test_command_is_reported_as_a_tool() -> None:
+    said = working().receive(command(), command_done())
 
     given = {"command": "ls", "cwd": "/w"}
     assert said[0] == ev.ToolStarted("c1", "commandExecution", given)
@@ -157,8 +161,10 @@ def test_a_command_is_a_tool() -> None:
     [("failed", 3, "exit code 3"), ("failed", -1, "exit code -1"), ("declined", None, "declined"),
      ("failed", None, "failed"), ("news", None, "news")],
 )  # fmt: skip
-def test_a_tool_fails_as_its_status_says(status: str, code: int | None, why: str) -> None:
-    [end] = tools(working().hear(command(), command_done("c1", status, code)))[1:]
+def test_status_of_a_command_is_the_error_of_the_tool(
+    status: str, code: int | None, why: str
+) -> None:
+    [end] = tools(working().receive(command(), command_done("c1", status, code)))[1:]
 
     assert isinstance(end, ev.ToolFailed)
     assert end.error == why
@@ -181,23 +187,23 @@ MCP: dict[str, Any] = {"server": "sim", "tool": "echo", "arguments": {"a": 1}}
     ],
 )  # fmt: skip
 def test_every_tool_has_a_name_and_an_input(kind: str, fields: Any, name: str, given: Any) -> None:
-    start, end = tools(working().hear(begun(kind, "c1", **fields), done(kind, "c1", **fields)))
+    start, end = tools(working().receive(begun(kind, "c1", **fields), done(kind, "c1", **fields)))
 
     assert start == ev.ToolStarted("c1", name, given)
     assert isinstance(end, ev.ToolCompleted)
     assert (end.tool_name, end.tool_input) == (name, given)
 
 
-def test_a_tool_reported_only_at_its_end_has_a_start() -> None:
-    said = working().hear(command_done())
+def test_tool_reported_only_at_its_end_has_a_start() -> None:
+    said = working().receive(command_done())
 
     assert [type(each) for each in said] == [ev.ToolStarted, ev.ToolCompleted]
 
 
-def test_a_tool_of_an_mcp_server_may_fail_in_two_ways() -> None:
+def test_mcp_tool_fails_with_an_error_or_with_output() -> None:
     output = {"content": [{"type": "text", "text": "no such thing"}]}
 
-    said = working().hear(
+    said = working().receive(
         done("mcpToolCall", "c1", **MCP, status="failed", error={"message": "gone"}),
         done("mcpToolCall", "c2", **MCP, status="failed", error=None, result=output),
     )
@@ -208,12 +214,12 @@ def test_a_tool_of_an_mcp_server_may_fail_in_two_ways() -> None:
     ]  # fmt: skip
 
 
-def test_an_image_is_reported_once() -> None:
+def test_image_is_reported_once() -> None:
     shown = {"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]}
     talk = working()
 
-    said = talk.hear(*(done("mcpToolCall", f"c{n}", **MCP, result=shown) for n in range(2)))
-    said += talk.hear(done("imageGeneration", "c9", result="AAAB", status="completed"))
+    said = talk.receive(*(done("mcpToolCall", f"c{n}", **MCP, result=shown) for n in range(2)))
+    said += talk.receive(done("imageGeneration", "c9", result="AAAB", status="completed"))
 
     assert [each.name for each in said if isinstance(each, ProducedImage)] == [
         "image-1.png", "image-2.png",
@@ -245,18 +251,18 @@ FOUND = [{"title": "cats", "url": "http://cats"}]
          [{"type": "inputImage", "imageUrl": "http://cats"}]),
     ],
 )  # fmt: skip
-def test_the_output_of_a_tool_is_reported(kind: str, fields: Any, output: Any) -> None:
-    _, end = tools(working().hear(done(kind, "c1", status="completed", **fields)))
+def test_output_of_a_tool_is_reported(kind: str, fields: Any, output: Any) -> None:
+    _, end = tools(working().receive(done(kind, "c1", status="completed", **fields)))
 
     assert isinstance(end, ev.ToolCompleted)
     assert end.tool_output == output
 
 
-def test_a_picture_of_a_tool_of_a_client_is_one_of_ours() -> None:
+def test_image_of_a_dynamic_tool_is_reported() -> None:
     items = [{"type": "inputText", "text": "see"},
              {"type": "inputImage", "imageUrl": "data:image/jpeg;base64,AAAA"}]  # fmt: skip
 
-    said = working().hear(done("dynamicToolCall", "c1", tool="t", contentItems=items))
+    said = working().receive(done("dynamicToolCall", "c1", tool="t", contentItems=items))
 
     assert ProducedImage("image-1.jpg", "image/jpeg", b"\0\0\0") in said
     named = {"type": "image", "media_type": "image/jpeg", "name": "image-1.jpg"}
@@ -266,11 +272,11 @@ def test_a_picture_of_a_tool_of_a_client_is_one_of_ours() -> None:
 
 
 @pytest.mark.parametrize(("status", "why"), [("completed", "failed"), (None, "failed"), ("x", "x")])
-def test_a_tool_of_a_client_that_does_not_succeed_has_failed(status: Any, why: str) -> None:
+def test_dynamic_tool_without_success_fails(status: Any, why: str) -> None:
     words = [{"type": "inputText", "text": "boo"}]
     fields = {"status": status, "success": False, "contentItems": words}
 
-    _, end = tools(working().hear(done("dynamicToolCall", "c1", tool="t", **fields)))
+    _, end = tools(working().receive(done("dynamicToolCall", "c1", tool="t", **fields)))
 
     assert isinstance(end, ev.ToolFailed)
     assert (end.error, end.tool_output) == (why, "boo")
@@ -280,10 +286,10 @@ PNG = "iVBORw0KGgo="
 
 
 @pytest.mark.parametrize("status", ["completed", "generating", "failed", "news"])
-def test_a_picture_that_is_there_was_drawn(status: str) -> None:
+def test_generated_image_is_reported_with_any_status(status: str) -> None:
     fields = {"status": status, "revisedPrompt": "a cat", "result": PNG}
 
-    start, picture, end = working().hear(done("imageGeneration", **fields))
+    start, picture, end = working().receive(done("imageGeneration", **fields))
 
     given = {"revised_prompt": "a cat"}
     assert start == ev.ToolStarted("i1", "imageGeneration", given)
@@ -303,8 +309,8 @@ def test_a_picture_that_is_there_was_drawn(status: str) -> None:
         ({"status": "generating"}, None),
     ],
 )
-def test_a_picture_that_is_elsewhere_is_no_empty_one(fields: Any, output: Any) -> None:
-    _, end = working().hear(done("imageGeneration", **{"status": "completed", **fields}))
+def test_generated_image_without_data_is_named_by_its_file(fields: Any, output: Any) -> None:
+    _, end = working().receive(done("imageGeneration", **{"status": "completed", **fields}))
 
     assert end == ev.ToolCompleted("i1", "imageGeneration", {}, output)
 
@@ -320,36 +326,36 @@ def test_a_picture_that_is_elsewhere_is_no_empty_one(fields: Any, output: Any) -
         ({"failure": 7}, "failed"),
     ],
 )
-def test_a_picture_that_was_not_drawn_has_failed(fields: Any, why: str) -> None:
-    *_, end = working().hear(done("imageGeneration", **{"status": "completed", **fields}))
+def test_failed_image_generation_has_its_reason(fields: Any, why: str) -> None:
+    *_, end = working().receive(done("imageGeneration", **{"status": "completed", **fields}))
 
     assert isinstance(end, ev.ToolFailed)
     assert end.error == why
 
 
-def test_a_tool_without_a_turn_is_not_reported() -> None:
+def test_tool_without_a_turn_is_not_reported() -> None:
     talk = working()
-    talk.hear(completed())
+    talk.receive(completed())
 
-    assert talk.hear(command(), command_done()) == []
+    assert talk.receive(command(), command_done()) == []
 
 
-def test_a_tool_that_ends_after_its_turn_is_only_noted() -> None:
+def test_tool_that_ends_after_its_turn_is_noted() -> None:
     talk = working()
-    talk.hear(command(), interrupted())
+    talk.receive(command(), interrupted())
     talk.turn("t2")
-    talk.hear(reply("begin:t2", turn={"id": "turn2"}), started("turn2"))
+    talk.receive(reply("begin:t2", turn={"id": "turn2"}), started("turn2"))
 
-    late = talk.hear(command_done("c1", "failed", -1))
-    end = the_end(talk.hear(completed(turn="turn2")))
+    late = talk.receive(command_done("c1", "failed", -1))
+    end = get_end(talk.receive(completed(turn="turn2")))
 
     assert [type(each) for each in late] == [ev.Note]
     assert end.text is None
 
 
-def test_a_tool_that_its_turn_leaves_running_is_closed_once() -> None:
+def test_tool_left_running_by_its_turn_is_closed_once() -> None:
     talk = working()
-    talk.hear(command(), completed("x"), command_done())
+    talk.receive(command(), completed("x"), command_done())
 
     heard = [getattr(each, "event", None) for each in play(TurnTracker(Talk().dialect), talk.log)]
 
@@ -358,9 +364,9 @@ def test_a_tool_that_its_turn_leaves_running_is_closed_once() -> None:
     assert ev.Note in map(type, heard)
 
 
-def test_a_tool_that_is_open_when_the_process_ends_is_closed() -> None:
+def test_open_tool_is_closed_when_the_process_ends() -> None:
     talk = working()
-    talk.hear(command())
+    talk.receive(command())
     turns = TurnTracker(Talk().dialect)
     play(turns, talk.log)
 
@@ -376,20 +382,20 @@ def test_internal_items_cause_no_event() -> None:
     kinds = ("hookPrompt", "functionCallOutput", "enteredReviewMode", "exitedReviewMode",
              "subAgentActivity")  # fmt: skip
 
-    assert working().hear(*(make(kind) for kind in kinds for make in (begun, done))) == []
+    assert working().receive(*(make(kind) for kind in kinds for make in (begun, done))) == []
 
 
-def test_a_plan_is_a_note() -> None:
-    assert working().hear(begun("plan", text=""), done("plan", text="first this")) == [
+def test_plan_is_noted() -> None:
+    assert working().receive(begun("plan", text=""), done("plan", text="first this")) == [
         ev.Note("first this")
     ]
 
 
-def test_a_plan_is_the_answer_without_other_text() -> None:
+def test_plan_is_the_answer_without_other_text() -> None:
     plan = done("plan", text="first this")
 
-    assert the_end(working().hear(plan, completed())).text == "first this"
-    assert the_end(working().hear(text("hm", "commentary"), plan, completed())).text == "hm"
+    assert get_end(working().receive(plan, completed())).text == "first this"
+    assert get_end(working().receive(text("hm", "commentary"), plan, completed())).text == "hm"
 
 
 @pytest.mark.parametrize(
@@ -400,7 +406,7 @@ def test_a_plan_is_the_answer_without_other_text() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("params", [{}, {"x": 1}])
 def test_redundant_notifications_cause_no_event(method: str, params: Any) -> None:
-    assert working().hear(news(method, **params)) == []
+    assert working().receive(make_notification(method, **params)) == []
 
 
 # -- compactions
@@ -409,7 +415,7 @@ def test_redundant_notifications_cause_no_event(method: str, params: Any) -> Non
 def compacting(talk: Talk, turn: str) -> list[DialectOutput]:
     before, after = tokens(90, 10), {**tokens(), "totalTokens": 60}
     total = tokens(90, 10)
-    return talk.hear(
+    return talk.receive(
         usage(total, before, turn),
         begun("contextCompaction", "k", turn),
         usage(total, before, turn),
@@ -424,7 +430,7 @@ def compactions(said: list[DialectOutput]) -> list[DialectOutput]:
     return [each for each in said if isinstance(each, kinds)]
 
 
-def test_a_compaction_is_reported_with_its_result() -> None:
+def test_compaction_is_reported_with_its_token_counts() -> None:
     talk = working()
 
     said = compacting(talk, "turn1")
@@ -432,27 +438,27 @@ def test_a_compaction_is_reported_with_its_result() -> None:
     assert compactions(said) == [
         ev.CompactionStarted("auto"), ev.CompactionCompleted("auto", 100, 60),
     ]  # fmt: skip
-    assert (the_usage := the_end(talk.hear(completed())).usage)
+    assert (the_usage := get_end(talk.receive(completed())).usage)
     assert (the_usage.input_tokens, the_usage.output_tokens) == (150, 20)
 
 
-def test_a_compaction_may_come_before_the_message() -> None:
+def test_compaction_may_precede_the_user_message() -> None:
     talk = ready()
     talk.turn()
-    talk.hear(reply("begin:t1", turn={"id": "turn1"}), started())
+    talk.receive(reply("begin:t1", turn={"id": "turn1"}), started())
 
-    said = talk.hear(begun("contextCompaction", "k"), done("contextCompaction", "k"), user("t1"))
+    said = talk.receive(begun("contextCompaction", "k"), done("contextCompaction", "k"), user("t1"))
 
     assert [type(each) for each in said] == [ev.CompactionStarted, ev.CompactionCompleted]
 
 
-def test_a_compaction_that_was_asked_for_is_a_turn_of_its_own() -> None:
+def test_requested_compaction_is_an_own_turn() -> None:
     talk = ready()
     talk.write({"id": 9, "method": "thread/compact/start", "params": {"threadId": "th1"}})
-    talk.hear({"id": 9, "result": {}}, started("own"))
+    talk.receive({"id": 9, "result": {}}, started("own"))
 
     said = compacting(talk, "own")
-    end = the_end(talk.hear(completed(turn="own")))
+    end = get_end(talk.receive(completed(turn="own")))
 
     assert compactions(said) == [
         ev.CompactionStarted("manual"), ev.CompactionCompleted("manual", 100, 60),
@@ -463,13 +469,13 @@ def test_a_compaction_that_was_asked_for_is_a_turn_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("end", "why"), [(failed("serverOverloaded"), "overloaded"), (interrupted(), "cancelled")]
 )
-def test_a_compaction_that_does_not_end_has_failed(end: Any, why: str) -> None:
-    said = working().hear(begun("contextCompaction", "k"), end)
+def test_unfinished_compaction_fails(end: Any, why: str) -> None:
+    said = working().receive(begun("contextCompaction", "k"), end)
 
     assert compactions(said) == [ev.CompactionStarted("auto"), ev.CompactionFailed(why)]
 
 
-def test_nothing_is_sent_for_what_has_ended() -> None:
-    said = working().hear(command(), command_done(), interrupted())
+def test_completed_command_is_not_terminated() -> None:
+    said = working().receive(command(), command_done(), interrupted())
 
     assert not [each for each in said if isinstance(each, Send)]

@@ -33,7 +33,7 @@ from tests.support.codex_lines import (
     failed,
     interrupted,
     limits,
-    news,
+    make_notification,
     question,
     ready,
     refusal,
@@ -54,37 +54,50 @@ def conversation() -> list[Frame]:
     """Something of everything."""
     talk = ready(AGAIN)
     dialect = talk.dialect
-    talk.hear(usage(tokens(1000, 100), turn="of old"), news("configWarning", summary="careful"))
-    talk.tell(*dialect.begin(Turn("t1", "hello", model="m2", mode="plan")))
-    talk.tell(dialect.interrupt())
-    talk.hear(reply("begin:t1", turn={"id": "turn1"}), started(), user("t1"))
-    talk.hear(begun("contextCompaction", "k"), usage(tokens(1000, 100)))
-    talk.hear(done("contextCompaction", "k"), begun("agentMessage", "m1"), delta("h"), text("hi"))
-    talk.hear(usage(tokens(1100, 120, cached=10)), limits(window(100, 1794785857)))
-    talk.hear(news("item/reasoning/summaryTextDelta", itemId="r1", delta="hm", turnId="turn1"))
-    talk.hear(command("c1"), command("c2"), ask(0, item="c1"), ask("0", "fileChange"))
+    talk.receive(
+        usage(tokens(1000, 100), turn="of old"),
+        make_notification("configWarning", summary="careful"),
+    )
+    talk.send(*dialect.begin(Turn("t1", "hello", model="m2", mode="plan")))
+    talk.send(dialect.interrupt())
+    talk.receive(reply("begin:t1", turn={"id": "turn1"}), started(), user("t1"))
+    talk.receive(begun("contextCompaction", "k"), usage(tokens(1000, 100)))
+    talk.receive(
+        done("contextCompaction", "k"), begun("agentMessage", "m1"), delta("h"), text("hi")
+    )
+    talk.receive(usage(tokens(1100, 120, cached=10)), limits(window(100, 1794785857)))
+    talk.receive(
+        make_notification(
+            "item/reasoning/summaryTextDelta", itemId="r1", delta="hm", turnId="turn1"
+        )
+    )
+    talk.receive(command("c1"), command("c2"), ask(0, item="c1"), ask("0", "fileChange"))
     picture = {"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]}
-    talk.hear(done("mcpToolCall", "c4", server="s", tool="t", result=picture))
+    talk.receive(done("mcpToolCall", "c4", server="s", tool="t", result=picture))
     for offer in ("o1", "o2", "o3"):
-        talk.tell(dialect.steer(Offer(offer, offer)))
-    talk.tell(*dialect.decide(next(iter(dialect.state.asks)), Verdict(True)))
-    talk.hear(resolved(0), reply("offer:o1", turnId="turn1"), refusal("offer:o2"), user("o1"))
-    talk.tell(*_sends(talk.hear(question("item/tool/requestUserInput", 3), command_done("c2"))))
-    talk.hear(error("serverOverloaded"), begun("reasoning", "r1"), {"method": "news"})
-    talk.tell(*_sends(talk.hear(interrupted(), resolved("0"), refusal("offer:o3"))))
-    talk.hear(reply("terminate:c1", terminated=True), command_done("c1", "failed", -1))
+        talk.send(dialect.steer(Offer(offer, offer)))
+    talk.send(*dialect.decide(next(iter(dialect.state.asks)), Verdict(True)))
+    talk.receive(resolved(0), reply("offer:o1", turnId="turn1"), refusal("offer:o2"), user("o1"))
+    talk.send(*_sends(talk.receive(question("item/tool/requestUserInput", 3), command_done("c2"))))
+    talk.receive(error("serverOverloaded"), begun("reasoning", "r1"), {"method": "news"})
+    talk.send(*_sends(talk.receive(interrupted(), resolved("0"), refusal("offer:o3"))))
+    talk.receive(reply("terminate:c1", terminated=True), command_done("c1", "failed", -1))
     talk.turn("t2")
-    talk.hear(reply("begin:t2", turn={"id": "turn2"}), started("turn2"), user("t2", turn="turn2"))
-    talk.tell(dialect.steer(Offer("o4", "o4")))
-    talk.hear(text("x", turn="turn2"), reply("offer:o4", turnId="turn2"), user("o4", turn="turn2"))
-    talk.tell(*_sends(talk.hear(completed("x", turn="turn2"))))
-    talk.hear(
+    talk.receive(
+        reply("begin:t2", turn={"id": "turn2"}), started("turn2"), user("t2", turn="turn2")
+    )
+    talk.send(dialect.steer(Offer("o4", "o4")))
+    talk.receive(
+        text("x", turn="turn2"), reply("offer:o4", turnId="turn2"), user("o4", turn="turn2")
+    )
+    talk.send(*_sends(talk.receive(completed("x", turn="turn2"))))
+    talk.receive(
         reply("again:o4", turn={"id": "turn3"}), started("turn3"), command("c9", turn="turn3")
     )
-    talk.hear(failed("usageLimitExceeded", turn="turn3"), started("turn4"))
-    talk.hear(completed("y", turn="turn4"))
+    talk.receive(failed("usageLimitExceeded", turn="turn3"), started("turn4"))
+    talk.receive(completed("y", turn="turn4"))
     talk.turn("t5")
-    talk.hear(refusal("begin:t5", "no"))
+    talk.receive(refusal("begin:t5", "no"))
     return talk.log
 
 
@@ -97,7 +110,7 @@ LAST = ProcessExit(1, stderr="x")
 
 
 @given(st.integers(0, len(FRAMES)))
-def test_another_driver_goes_on_from_anywhere(cut: int) -> None:
+def test_restored_state_continues_at_any_frame(cut: int) -> None:
     first, second, whole = TurnTracker(Codex()), TurnTracker(Codex()), TurnTracker(Codex())
 
     before = play(first, FRAMES[:cut])
@@ -108,7 +121,7 @@ def test_another_driver_goes_on_from_anywhere(cut: int) -> None:
 
 
 @given(st.integers(0, len(FRAMES)))
-def test_looking_changes_nothing_at_any_time(cut: int) -> None:
+def test_building_requests_never_changes_the_state(cut: int) -> None:
     turns = TurnTracker(Codex())
     play(turns, FRAMES[:cut])
     dialect = turns.dialect
@@ -126,29 +139,34 @@ def test_looking_changes_nothing_at_any_time(cut: int) -> None:
     assert dialect.state == before
 
 
-def test_the_state_does_not_grow_with_the_output() -> None:
+def test_state_does_not_grow_with_the_output() -> None:
     talk = working()
     sizes = list[int]()
     for number in range(20):
         turn, name = f"turn{number + 1}", f"t{number + 2}"
         offer, item = f"o{number}", f"c{number}"
-        talk.hear(command(item, turn=turn), ask(number, item=item), text("hi", turn=turn))
-        talk.hear(usage(tokens(number, number), turn=turn), news("warning", message="careful"))
-        talk.tell(talk.dialect.steer(Offer(offer, offer)), talk.dialect.interrupt())
-        talk.hear(command_done(item), refusal(f"offer:{offer}"), reply(f"interrupt:t{number + 1}"))
-        talk.hear(completed("hi", turn=turn), resolved(number))
+        talk.receive(command(item, turn=turn), ask(number, item=item), text("hi", turn=turn))
+        talk.receive(
+            usage(tokens(number, number), turn=turn),
+            make_notification("warning", message="careful"),
+        )
+        talk.send(talk.dialect.steer(Offer(offer, offer)), talk.dialect.interrupt())
+        talk.receive(
+            command_done(item), refusal(f"offer:{offer}"), reply(f"interrupt:t{number + 1}")
+        )
+        talk.receive(completed("hi", turn=turn), resolved(number))
         sizes.append(len(msgspec.msgpack.encode(talk.dialect.state)))
         talk.turn(name)
-        talk.hear(reply(f"begin:{name}", turn={"id": f"turn{number + 2}"}))
+        talk.receive(reply(f"begin:{name}", turn={"id": f"turn{number + 2}"}))
 
     assert max(sizes) - sizes[0] < 40
 
 
 @pytest.mark.parametrize("value", [10**30, -(10**30), 1e300, "\ud7ff", ["x"] * 100])
-def test_it_can_be_saved_whatever_a_tool_is_given(value: Any) -> None:
+def test_state_with_any_tool_input_can_be_saved(value: Any) -> None:
     talk = working()
-    talk.hear(command("c1", command=value), begun("mcpToolCall", "c2", arguments={"n": value}))
-    talk.hear(ask(0, "permissions", permissions={"n": value}))
+    talk.receive(command("c1", command=value), begun("mcpToolCall", "c2", arguments={"n": value}))
+    talk.receive(ask(0, "permissions", permissions={"n": value}))
 
     saved = msgspec.msgpack.encode(talk.dialect.state)
 
@@ -191,7 +209,7 @@ def events(told: list[TrackedOutput]) -> list[Any]:
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(GARBAGE)), max_size=3))
-def test_whatever_is_wrong_in_it_everything_that_begins_ends(changes: list[Any]) -> None:
+def test_everything_started_is_ended_with_malformed_lines(changes: list[Any]) -> None:
     frames, done_ = list(FRAMES), set[int]()
     for (number, path), value in changes:
         if number not in done_:
@@ -229,7 +247,7 @@ TOOL_ENDS = (ev.ToolCompleted, ev.ToolFailed)
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_lines_may_be_left_out_or_come_twice(data: st.DataObject) -> None:
+def test_missing_and_repeated_lines_end_every_turn_and_offer_once(data: st.DataObject) -> None:
     frames = list[Frame]()
     for frame in FRAMES:
         times = 1 if frame.number else data.draw(st.sampled_from([1, 1, 1, 1, 0, 2]))
@@ -245,7 +263,7 @@ def test_lines_may_be_left_out_or_come_twice(data: st.DataObject) -> None:
 
 
 @given(st.integers(0, len(FRAMES)), st.sampled_from(GARBAGE))
-def test_a_question_is_never_left_without_an_answer(cut: int, params: Any) -> None:
+def test_approval_request_is_always_answered(cut: int, params: Any) -> None:
     turns = TurnTracker(Codex())
     play(turns, FRAMES[:cut])
     raw = json.dumps({"id": 99, "method": "item/fileChange/requestApproval", "params": params})
@@ -256,7 +274,7 @@ def test_a_question_is_never_left_without_an_answer(cut: int, params: Any) -> No
     assert len(sent) + ("1000000" in turns.dialect.state.asks) == 1
 
 
-def test_the_recorded_talk_covers_every_kind_of_line() -> None:
+def test_recorded_conversation_covers_every_kind_of_event() -> None:
     heard = events(play(TurnTracker(Codex()), FRAMES))
 
     missing = {*FATES, *TOOL_ENDS, ev.ApprovalResolved, ev.CompactionCompleted, ev.TokenBound,

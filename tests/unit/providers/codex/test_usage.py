@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from steadyrun.dialect import DialectOutput
 from steadyrun.model import event as ev
 from steadyrun.model.event import LimitWindow
-from steadyrun.model.usage import Cost, Usage
+from steadyrun.model.usage import MOST_TOKENS, USAGE_REFUSED, Cost, Usage
 from steadyrun.providers.codex.state import CodexState
 from steadyrun.providers.codex.usage import MOST_THREADS
 from steadyrun.providers.shared import prices
@@ -24,7 +24,7 @@ from tests.support.codex_lines import (
     failed,
     interrupted,
     limits,
-    news,
+    make_notification,
     ready,
     reply,
     started,
@@ -33,17 +33,17 @@ from tests.support.codex_lines import (
     window,
     working,
 )
-from tests.support.dialect_talker import the_end
+from tests.support.dialect_talker import get_end
 
 
 def used(*lines: Any, talk: Talk | None = None) -> Usage | None:
-    return the_end((talk or working()).hear(*lines, completed())).usage
+    return get_end((talk or working()).receive(*lines, completed())).usage
 
 
 def next_turn(talk: Talk) -> Talk:
     """The turn t2, which Codex calls turn2."""
     talk.turn("t2")
-    talk.hear(reply("begin:t2", turn={"id": "turn2"}), started("turn2"))
+    talk.receive(reply("begin:t2", turn={"id": "turn2"}), started("turn2"))
     return talk
 
 
@@ -51,47 +51,49 @@ def test_cached_input_is_counted_separately() -> None:
     assert used(usage(tokens(100, 20, cached=30, written=10))) == Usage(60, 20, 30, 10)
 
 
-def test_calls_are_added_up() -> None:
-    said = working().hear(usage(tokens(100, 20)), usage(tokens(150, 30), tokens(50, 10)))
+def test_usage_of_all_calls_is_added() -> None:
+    said = working().receive(usage(tokens(100, 20)), usage(tokens(150, 30), tokens(50, 10)))
 
     assert [each.usage for each in said if isinstance(each, ev.UsageUpdated)] == [
         Usage(100, 20, 0, 0), Usage(150, 30, 0, 0),
     ]  # fmt: skip
 
 
-def test_a_repeated_total_is_counted_once() -> None:
+def test_repeated_total_is_counted_once() -> None:
     line = usage(tokens(100, 20))
 
     assert used(line, line, line) == Usage(100, 20, 0, 0)
 
 
-def test_nothing_used_is_not_known_and_no_zero() -> None:
+def test_missing_usage_is_unknown_and_not_zero() -> None:
     assert used() is None
     assert used(usage(tokens())) is None
 
 
-def test_a_turn_with_an_unchanged_total_used_nothing() -> None:
+def test_turn_with_an_unchanged_total_used_nothing() -> None:
     """As one does that fails with its first call."""
     talk = working()
-    talk.hear(usage(tokens(100, 20)), completed())
+    talk.receive(usage(tokens(100, 20)), completed())
     next_turn(talk)
 
-    end = the_end(talk.hear(usage(tokens(100, 20), turn="turn2"), failed(turn="turn2")))
+    end = get_end(talk.receive(usage(tokens(100, 20), turn="turn2"), failed(turn="turn2")))
 
     assert end.usage is None
 
 
-def test_each_turn_has_its_own() -> None:
+def test_usage_is_counted_for_each_turn() -> None:
     talk = working()
-    talk.hear(usage(tokens(100, 20)), completed())
+    talk.receive(usage(tokens(100, 20)), completed())
     next_turn(talk)
 
-    end = the_end(talk.hear(usage(tokens(130, 25), tokens(30, 5), "turn2"), interrupted("turn2")))
+    end = get_end(
+        talk.receive(usage(tokens(130, 25), tokens(30, 5), "turn2"), interrupted("turn2"))
+    )
 
     assert end.usage == Usage(30, 5, 0, 0)
 
 
-def test_the_size_after_a_compaction_is_not_usage() -> None:
+def test_size_after_a_compaction_is_not_usage() -> None:
     after = {**tokens(), "totalTokens": 6018}
 
     assert used(usage(tokens(100, 20)), usage(tokens(100, 20), after)) == Usage(100, 20, 0, 0)
@@ -109,34 +111,34 @@ def test_usage_before_a_resume_is_not_counted(is_late: bool) -> None:
     before = usage(tokens(1000, 200), tokens(10, 2), "of old")
     talk = ready(AGAIN)
     if not is_late:
-        talk.hear(before)
+        talk.receive(before)
     talk.turn()
     if is_late:
-        talk.hear(before)
-    talk.hear(reply("begin:t1", turn={"id": "turn1"}), started())
+        talk.receive(before)
+    talk.receive(reply("begin:t1", turn={"id": "turn1"}), started())
 
     assert used(usage(tokens(1100, 220), tokens(100, 20)), talk=talk) == Usage(100, 20, 0, 0)
 
 
 def test_without_an_earlier_total_a_resumed_turn_counts_its_last_call() -> None:
     talk = resumed()
-    talk.hear(reply("begin:t1", turn={"id": "turn1"}), started())
+    talk.receive(reply("begin:t1", turn={"id": "turn1"}), started())
 
     assert used(usage(tokens(1100, 220), tokens(100, 20)), talk=talk) == Usage(100, 20, 0, 0)
 
 
 @pytest.mark.parametrize("now", [tokens(50, 10), tokens(200, 10), tokens(120, 30, cached=1)])
-def test_where_a_sum_falls_the_last_call_counts(now: Any) -> None:
+def test_last_call_is_counted_when_a_total_decreases(now: Any) -> None:
     talk = working()
-    talk.hear(usage(tokens(100, 20, cached=5)), completed())
+    talk.receive(usage(tokens(100, 20, cached=5)), completed())
     next_turn(talk)
 
-    end = the_end(talk.hear(usage(now, tokens(7, 3), "turn2"), completed(turn="turn2")))
+    end = get_end(talk.receive(usage(now, tokens(7, 3), "turn2"), completed(turn="turn2")))
 
     assert end.usage == Usage(7, 3, 0, 0)
 
 
-def test_what_another_conversation_uses_is_not_ours() -> None:
+def test_usage_of_another_thread_is_not_counted() -> None:
     talk = working()
 
     assert used(usage(tokens(9, 9), threadId="th2"), talk=talk) is None
@@ -149,12 +151,12 @@ def told_turn(
     number = len(talk.log)
     turn = f"turn{number}"
     talk.write({"id": number, "method": "turn/start", "params": {"threadId": thread}})
-    talk.hear({"id": number, "result": {"turn": {"id": turn}}}, started(turn, threadId=thread))
+    talk.receive({"id": number, "result": {"turn": {"id": turn}}}, started(turn, threadId=thread))
     sums = usage(total, last, turn, threadId=thread)
-    return the_end(talk.hear(sums, completed(turn=turn, thread=thread))).usage
+    return get_end(talk.receive(sums, completed(turn=turn, thread=thread))).usage
 
 
-def test_a_conversation_that_is_come_back_to_has_used_what_its_sum_grew_by() -> None:
+def test_usage_of_each_thread_is_the_growth_of_its_total() -> None:
     talk = ready()
 
     assert told_turn(talk, "th1", tokens(100, 10)) == Usage(100, 10, 0, 0)
@@ -163,19 +165,19 @@ def test_a_conversation_that_is_come_back_to_has_used_what_its_sum_grew_by() -> 
     assert told_turn(talk, "th2", tokens(50, 5), tokens(50, 5)) is None
 
 
-def test_what_a_forked_conversation_begins_with_is_not_used_again() -> None:
-    """It is told before a turn of it is."""
+def test_total_inherited_by_a_forked_thread_is_not_counted() -> None:
+    """Its usage is reported before its turn."""
     talk = ready()
     told_turn(talk, "th1", tokens(100, 10))
-    talk.hear(usage(tokens(100, 10), threadId="fork"))
+    talk.receive(usage(tokens(100, 10), threadId="fork"))
 
     assert told_turn(talk, "fork", tokens(150, 15), tokens(50, 5)) == Usage(50, 5, 0, 0)
 
 
-def test_of_too_many_conversations_the_last_call_counts() -> None:
+def test_last_call_is_counted_for_a_forgotten_thread() -> None:
     talk = ready()
     for number in range(MOST_THREADS + 1):
-        talk.hear(usage(tokens(100, 10), threadId=f"other{number}"))
+        talk.receive(usage(tokens(100, 10), threadId=f"other{number}"))
 
     found = told_turn(talk, "other0", tokens(120, 12), tokens(20, 2))
 
@@ -184,10 +186,10 @@ def test_of_too_many_conversations_the_last_call_counts() -> None:
 
 
 def of_subagent(root: str = "turn1", turn: str = "sub1") -> Any:
-    return news("turn/started", threadId="sub", turn={"id": turn, "rootTurnId": root})
+    return make_notification("turn/started", threadId="sub", turn={"id": turn, "rootTurnId": root})
 
 
-def test_what_a_sub_agent_uses_is_used_by_the_turn() -> None:
+def test_usage_of_a_sub_agent_is_counted_for_the_turn() -> None:
     """Its conversation may begin with one that was paid for: of the first sum the last call counts,
     of others what they have grown by."""
     first = usage(tokens(1000, 100), tokens(10, 1), "sub1", threadId="sub")
@@ -197,33 +199,33 @@ def test_what_a_sub_agent_uses_is_used_by_the_turn() -> None:
     assert used(usage(tokens(5, 5)), of_subagent(), first, first, second) == Usage(45, 9, 0, 0)
 
 
-def test_sub_agents_that_are_long_over_are_forgotten() -> None:
+def test_number_of_remembered_sub_agents_is_limited() -> None:
     talk = working()
-    talk.hear(of_subagent(), usage(tokens(9, 9), turn="sub1", threadId="sub"))
+    talk.receive(of_subagent(), usage(tokens(9, 9), turn="sub1", threadId="sub"))
 
     for number in range(MOST_THREADS):
-        talk.hear(usage(tokens(9, 9), threadId=f"other{number}"))
+        talk.receive(usage(tokens(9, 9), threadId=f"other{number}"))
 
     assert talk.dialect.state.subagents == set()
 
 
 @pytest.mark.parametrize("turn", ["root", "inner"])
-def test_a_turn_with_two_ids_counts_the_usage_of_both(turn: str) -> None:
+def test_turn_with_two_ids_counts_the_usage_of_both(turn: str) -> None:
     talk = ready()
-    talk.hear(news("turn/started", turn={"id": "inner", "rootTurnId": "root"}))
+    talk.receive(make_notification("turn/started", turn={"id": "inner", "rootTurnId": "root"}))
 
-    said = talk.hear(usage(tokens(9, 9), turn=turn), completed(turn="root"))
+    said = talk.receive(usage(tokens(9, 9), turn=turn), completed(turn="root"))
 
-    assert the_end(said).usage == Usage(9, 9, 0, 0)
+    assert get_end(said).usage == Usage(9, 9, 0, 0)
 
 
 @pytest.mark.parametrize("line", [of_subagent(root="turn0"), of_subagent(root="")])
-def test_what_the_sub_agent_of_another_turn_uses_is_not_counted(line: Any) -> None:
+def test_usage_of_a_sub_agent_of_another_turn_is_not_counted(line: Any) -> None:
     assert used(line, usage(tokens(9, 9), turn="sub1", threadId="sub")) is None
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 1000)] * 4, st.booleans()), max_size=12))
-def test_a_turn_uses_the_growth_of_the_total(
+def test_turn_uses_the_growth_of_the_total(
     calls: list[tuple[int, int, int, int, bool]],
 ) -> None:
     talk, lines, sums = working(), [], [0, 0, 0, 0]
@@ -253,11 +255,11 @@ BIG = 10**30
         limits(window(1e300, 1e300)),
     ],
 )
-def test_it_can_be_saved_whatever_numbers_it_says(line: Any) -> None:
+def test_state_with_any_reported_numbers_can_be_saved(line: Any) -> None:
     talk = working()
     with suppress(msgspec.DecodeError):  # it is kept as it is
-        talk.hear(line)
-    talk.hear(completed())
+        talk.receive(line)
+    talk.receive(completed())
 
     saved = msgspec.msgpack.encode(talk.dialect.state)
 
@@ -265,12 +267,12 @@ def test_it_can_be_saved_whatever_numbers_it_says(line: Any) -> None:
 
 
 @pytest.mark.parametrize("counted", [-5, -1])
-def test_less_than_nothing_is_not_used(counted: int) -> None:
+def test_negative_usage_is_not_counted(counted: int) -> None:
     talk = working()
     with suppress(msgspec.DecodeError):  # it is kept as it is
-        talk.hear(usage(tokens(counted, counted)))
+        talk.receive(usage(tokens(counted, counted)))
 
-    end = the_end(talk.hear(completed()))
+    end = get_end(talk.receive(completed()))
 
     assert end.usage is None or min(msgspec.structs.astuple(end.usage)) >= 0
 
@@ -278,15 +280,15 @@ def test_less_than_nothing_is_not_used(counted: int) -> None:
 # -- prices
 
 
-def test_tokens_have_the_price_of_the_model_that_has_answered() -> None:
+def test_tokens_have_the_price_of_the_rerouted_model() -> None:
     """From the turn on in which another one took its place."""
     talk = working()
-    rerouted = news("model/rerouted", fromModel="m1", toModel="gpt-5", turnId="turn1")
+    rerouted = make_notification("model/rerouted", fromModel="m1", toModel="gpt-5", turnId="turn1")
 
-    first = the_end(talk.hear(rerouted, usage(tokens(1000, 100)), completed()))
+    first = get_end(talk.receive(rerouted, usage(tokens(1000, 100)), completed()))
     next_turn(talk)
     line = usage(tokens(3000, 300), tokens(2000, 200), "turn2")
-    second = the_end(talk.hear(line, completed(turn="turn2")))
+    second = get_end(talk.receive(line, completed(turn="turn2")))
 
     assert [first.cost, second.cost] == [
         prices.estimate_cost("gpt-5", Usage(number * 1000, number * 100, 0, 0), is_one_call=True)
@@ -297,7 +299,7 @@ def test_tokens_have_the_price_of_the_model_that_has_answered() -> None:
 
 
 def test_tokens_of_an_unknown_model_have_no_price() -> None:
-    assert the_end(working().hear(usage(tokens(1000, 100)), completed())).cost == Cost()
+    assert get_end(working().receive(usage(tokens(1000, 100)), completed())).cost == Cost()
 
 
 # -- stats
@@ -307,8 +309,8 @@ def stats(said: list[DialectOutput]) -> ev.StatsUpdated:
     return [each for each in said if isinstance(each, ev.StatsUpdated)][-1]
 
 
-def test_the_end_of_a_turn_reports_its_stats() -> None:
-    said = working().hear(usage(tokens(100, 20, cached=30)), completed("x"))
+def test_end_of_a_turn_reports_its_stats() -> None:
+    said = working().receive(usage(tokens(100, 20, cached=30)), completed("x"))
 
     assert stats(said) == ev.StatsUpdated("m1", 1000, 30, 0, 20, "completed")
 
@@ -323,12 +325,12 @@ def at(epoch: float) -> datetime:
 
 
 def retry_at(*lines: Any, info: Any = "usageLimitExceeded") -> datetime | None:
-    end = the_end(working().hear(*lines, failed(info)))
+    end = get_end(working().receive(*lines, failed(info)))
     assert end.error
     return end.error.retry_at
 
 
-def test_a_limit_ends_when_all_that_is_used_up_begins_anew() -> None:
+def test_limit_ends_when_all_full_windows_are_reset() -> None:
     assert retry_at(limits(window(100, SOON), window(100, LATE))) == at(LATE)
     assert retry_at(limits(window(100, SOON), window(88, LATE))) == at(SOON)
     assert retry_at(limits(window(100, LATE)), limits(window(120, SOON), limit="x")) == at(LATE)
@@ -338,25 +340,25 @@ def test_a_limit_ends_when_all_that_is_used_up_begins_anew() -> None:
     "lines",
     [[], [limits(window(88, SOON))], [limits(window(100, None))], [limits(window(100, 1e300))]],
 )
-def test_a_limit_without_a_reset_time_has_none(lines: Any) -> None:
+def test_limit_without_a_reset_time_has_no_retry_time(lines: Any) -> None:
     assert retry_at(*lines) is None
 
 
-def test_only_a_limit_has_a_time() -> None:
+def test_only_a_rate_limit_has_a_retry_time() -> None:
     assert retry_at(limits(window(100, SOON)), info="serverOverloaded") is None
 
 
 @pytest.mark.parametrize("later", [limits(), limits(None, window(1, LATE)), limits(limit="other")])
-def test_a_missing_limit_window_keeps_its_value(later: Any) -> None:
+def test_missing_limit_window_keeps_its_value(later: Any) -> None:
     assert retry_at(limits(window(100, SOON)), later) == at(SOON)
 
 
-def test_a_window_that_has_begun_anew_is_not_full() -> None:
+def test_reset_window_is_not_full() -> None:
     assert retry_at(limits(window(100, SOON)), limits(window(3, LATE))) is None
 
 
 def test_limit_windows_are_reported_at_the_end_of_a_turn() -> None:
-    said = working().hear(
+    said = working().receive(
         limits(window(12, SOON), window(50, LATE, None)), limits(window(1, None, 5), limit="x"),
         completed(),
     )  # fmt: skip
@@ -368,8 +370,19 @@ def test_limit_windows_are_reported_at_the_end_of_a_turn() -> None:
     )
 
 
-def test_a_limit_that_passes_is_a_retry() -> None:
-    said = working().hear(error({"httpConnectionFailed": {"httpStatusCode": 429}}), completed("x"))
+def test_rate_limit_that_passes_is_a_retry() -> None:
+    said = working().receive(
+        error({"httpConnectionFailed": {"httpStatusCode": 429}}), completed("x")
+    )
 
     assert ev.ProviderRetrying(1, None, "rate_limited") in said
-    assert the_end(said).status == "completed"
+    assert get_end(said).status == "completed"
+
+
+@pytest.mark.parametrize("count", [MOST_TOKENS + 1, 2**63, 10**400])
+def test_total_with_too_many_tokens_is_a_note_and_the_next_total_counts(count: int) -> None:
+    talk = working()
+    heard = talk.receive(usage(tokens(5), tokens(count)))
+
+    assert heard[-1] == ev.Note(USAGE_REFUSED)
+    assert used(usage(tokens(7)), talk=talk) == Usage(7, 0, 0, 0)

@@ -29,8 +29,7 @@ from steadyrun.dialect import (
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.providers.scripted.dialect import Scripted, ScriptedOptions
-from steadyrun.providers.scripted.state import ScriptedState
+from steadyrun.providers.scripted.dialect import Scripted, ScriptedOptions, ScriptedState
 
 REQUEST = LaunchRequest(Turn("t1", "hello"), "/")
 
@@ -64,7 +63,7 @@ def working() -> Scripted:
 REQUEST = LaunchRequest(turn=Turn("t1", "hello"), cwd="/work", directory="/home/processes/prc_1")
 
 
-def test_it_keeps_the_contract() -> None:
+def test_scripted_implements_the_dialect_contract() -> None:
     dialect: Dialect = Scripted()
 
     assert dialect.name == "scripted"
@@ -72,7 +71,7 @@ def test_it_keeps_the_contract() -> None:
     assert isinstance(dialect.state, ScriptedState)
 
 
-def test_it_starts_this_python_and_nothing_else() -> None:
+def test_scripted_cli_is_started_with_this_python() -> None:
     launch = Scripted().launch(REQUEST)
 
     assert launch.argv[:3] == (sys.executable, "-I", "-S")
@@ -80,14 +79,14 @@ def test_it_starts_this_python_and_nothing_else() -> None:
     assert launch.rungs == (Rung("will", 2.0), Rung("eof", 2.0), Rung("signal", 1.0, 15))
 
 
-def test_another_command_may_take_its_place() -> None:
+def test_configured_command_replaces_the_program() -> None:
     launch = Scripted().launch(msgspec.structs.replace(REQUEST, command=("mine", "-x")))
 
     assert launch.argv[:2] == ("mine", "-x")
     assert len(launch.argv) == 4
 
 
-def test_all_that_was_asked_for_is_handed_over() -> None:
+def test_launch_file_has_every_requested_value() -> None:
     asked: dict[str, Any] = {
         "resume": "tok",
         "model": "m",
@@ -105,12 +104,12 @@ def test_all_that_was_asked_for_is_handed_over() -> None:
     assert json.loads(content) == {**asked, "script": "s.toml"}
 
 
-def test_an_option_it_does_not_know_is_refused() -> None:
+def test_unknown_option_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="scrip"):
         msgspec.convert({"scrip": "s.json"}, ScriptedOptions)
 
 
-def test_every_line_has_a_key_that_names_it() -> None:
+def test_every_sent_line_has_a_key() -> None:
     dialect = working()
     receive(dialect, "ask", id="ask-1", call="call-1", name="Bash")
     tell(dialect, dialect.steer(Offer("o1", "and this")))
@@ -144,7 +143,7 @@ def test_every_line_has_a_key_that_names_it() -> None:
     }
 
 
-def test_asking_changes_nothing() -> None:
+def test_building_requests_does_not_change_the_state() -> None:
     dialect = working()
     before = copy(dialect.state)
 
@@ -158,7 +157,7 @@ def test_asking_changes_nothing() -> None:
     assert dialect.state == before
 
 
-def test_a_turn_may_begin_once_it_is_ready() -> None:
+def test_dialect_is_ready_after_the_ready_frame() -> None:
     dialect = Scripted()
     assert not dialect.is_ready
 
@@ -168,14 +167,14 @@ def test_a_turn_may_begin_once_it_is_ready() -> None:
     assert dialect.is_ready
 
 
-def test_without_a_token_none_is_bound() -> None:
+def test_ready_frame_without_a_token_binds_none() -> None:
     dialect = Scripted()
 
     assert receive(dialect, "ready", token=None) == []
     assert dialect.is_ready
 
 
-def test_a_turn_begins_when_sent_and_ends_with_its_frame() -> None:
+def test_turn_begins_when_sent_and_ends_with_its_frame() -> None:
     dialect = Scripted()
     receive(dialect, "ready", token="tok")
 
@@ -192,7 +191,7 @@ def test_a_turn_begins_when_sent_and_ends_with_its_frame() -> None:
     assert dialect.is_ready
 
 
-def test_what_was_stated_is_the_text_even_when_it_is_empty() -> None:
+def test_stated_result_is_the_text_even_if_empty() -> None:
     dialect = working()
     receive(dialect, "text", text="last")
 
@@ -202,7 +201,7 @@ def test_what_was_stated_is_the_text_even_when_it_is_empty() -> None:
     assert ended.text == ""
 
 
-def test_a_recording_without_what_was_sent_makes_sense() -> None:
+def test_recording_without_sent_frames_has_all_events() -> None:
     dialect = Scripted()
 
     said = [
@@ -223,7 +222,7 @@ def test_a_recording_without_what_was_sent_makes_sense() -> None:
     ]
 
 
-def test_a_turn_of_the_cli_has_no_input() -> None:
+def test_unprompted_turn_has_no_input() -> None:
     dialect = Scripted()
     receive(dialect, "ready", token="tok")
 
@@ -234,7 +233,7 @@ def test_a_turn_of_the_cli_has_no_input() -> None:
     )
 
 
-def test_its_own_turn_that_crossed_ours_belongs_to_ours() -> None:
+def test_unprompted_turn_during_a_turn_is_noted() -> None:
     dialect = working()
 
     crossed = receive(dialect, "began", turn="self-1", by="self")
@@ -248,7 +247,7 @@ def test_its_own_turn_that_crossed_ours_belongs_to_ours() -> None:
     assert (began, ended) == ([], [TurnEnded("completed", cost=Cost())])
 
 
-def test_an_error_keeps_what_was_stated() -> None:
+def test_error_of_a_turn_keeps_its_fields() -> None:
     error = {"code": "x", "message": "m", "hint": "h", "retryable": True, "resets_at": 60.0}
 
     [ended] = receive(working(), "ended", turn="t1", status="rate_limited", error=error)
@@ -259,7 +258,7 @@ def test_an_error_keeps_what_was_stated() -> None:
     assert ended.error == ev.ErrorFact("x", "m", "h", True, at)
 
 
-def test_an_offer_is_open_until_there_is_evidence() -> None:
+def test_offer_is_open_until_it_is_settled() -> None:
     dialect = working()
 
     offered = tell(dialect, dialect.steer(Offer("o1", "a")), dialect.steer(Offer("o2", "b")))
@@ -277,7 +276,7 @@ def test_an_offer_is_open_until_there_is_evidence() -> None:
     assert (dialect.recall("o1"), dialect.recall("o2")) == (None, None)
 
 
-def test_what_was_offered_to_a_process_that_ended_is_given_back() -> None:
+def test_exit_returns_an_open_offer() -> None:
     dialect = working()
     tell(dialect, dialect.steer(Offer("o1", "a")))
 
@@ -287,7 +286,7 @@ def test_what_was_offered_to_a_process_that_ended_is_given_back() -> None:
     assert not dialect.is_ready
 
 
-def test_an_approval_is_named_by_its_place_and_answered_once() -> None:
+def test_approval_is_named_by_its_position_and_answered_once() -> None:
     dialect = working()
 
     asked = receive(dialect, "ask", id="ask-7", call="call-1", name="Bash", input={"c": 1})
@@ -299,7 +298,7 @@ def test_an_approval_is_named_by_its_place_and_answered_once() -> None:
     assert dialect.decide("10", Verdict(True)) == []
 
 
-def test_questions_of_a_turn_that_ended_cannot_be_answered() -> None:
+def test_approval_of_an_ended_turn_cannot_be_answered() -> None:
     dialect = working()
     receive(dialect, "ask", id="ask-7", call="call-1", name="Bash")
     receive(dialect, "ended", turn="t1", status="cancelled")
@@ -320,7 +319,7 @@ def test_questions_of_a_turn_that_ended_cannot_be_answered() -> None:
         '{"type":"☃"}'.encode(),
     ],
 )
-def test_a_frame_it_does_not_know_is_kept(raw: bytes) -> None:
+def test_unknown_frame_is_kept(raw: bytes) -> None:
     dialect = working()
     before = copy(dialect.state)
 
@@ -347,17 +346,17 @@ def test_a_frame_it_does_not_know_is_kept(raw: bytes) -> None:
     ],
     ids=range(10),
 )
-def test_a_line_it_cannot_read_is_an_error_of_decoding(raw: bytes) -> None:
+def test_unreadable_line_raises_a_decode_error(raw: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         working().receive(Frame(raw, 10))
 
 
-def test_fields_of_a_later_version_are_skipped() -> None:
+def test_unknown_fields_are_skipped() -> None:
     assert receive(working(), "text", text="a", mood="good") == [ev.TextFinal("a")]
 
 
 @pytest.mark.parametrize("raw", [b"?", b'{"type":"dance"}', b'{"type":"turn"}', b"\xff"])
-def test_what_was_sent_by_others_is_passed_over(raw: bytes) -> None:
+def test_unknown_sent_lines_are_ignored(raw: bytes) -> None:
     assert working().on_sent(Frame(raw, 10)) == []
 
 
@@ -395,7 +394,7 @@ def play(dialect: Dialect, frame: tuple[str, bytes], end: int) -> list[DialectOu
 
 
 @given(TRAFFIC, st.data())
-def test_the_state_is_rebuilt_from_frames_and_from_what_was_saved(
+def test_state_is_rebuilt_from_frames_or_from_a_saved_state(
     traffic: list[tuple[str, bytes]], data: st.DataObject
 ) -> None:
     saved_at = data.draw(st.integers(0, len(traffic)))

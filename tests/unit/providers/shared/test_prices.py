@@ -42,18 +42,18 @@ def test_tokens_have_the_price_of_their_kind(model: str, usage: Usage, usd: floa
     assert estimate_cost(model, usage) == Cost(usd, "estimated")
 
 
-def test_a_sum_of_calls_is_priced_as_short_ones() -> None:
+def test_total_of_several_calls_has_the_short_rates() -> None:
     # 100,000 x 2 + 190,000 x 0.10 + 10,000 x 2.50 + 1000 x 10 = 254,000
     assert estimate_cost("gpt-6.1-sol", LONG) == Cost(0.254, "estimated")
 
 
-def test_a_long_call_has_the_rates_of_long_calls() -> None:
+def test_long_call_has_the_long_rates() -> None:
     # 100,000 x 4 + 190,000 x 0.20 + 10,000 x 5 + 1000 x 15 = 503,000
     assert estimate_cost("gpt-6.1-sol", LONG, is_one_call=True) == Cost(0.503, "estimated")
 
 
 @pytest.mark.parametrize(("tokens", "usd"), [(272_000, 0.68), (272_001, 1.360005)])
-def test_a_call_is_long_beyond_the_limit_and_not_at_it(tokens: int, usd: float) -> None:
+def test_call_is_long_only_above_the_limit(tokens: int, usd: float) -> None:
     cost = estimate_cost("gpt-5.4", Usage(tokens - 2_000, 0, 0, 2_000), is_one_call=True)
 
     assert cost == Cost(usd, "estimated")
@@ -67,7 +67,7 @@ def test_a_call_is_long_beyond_the_limit_and_not_at_it(tokens: int, usd: float) 
         "whisper-1", "gpt-5.2-codex-mini",
     ],
 )  # fmt: skip
-def test_a_name_that_is_not_in_the_list_has_no_price(model: str | None) -> None:
+def test_unknown_model_has_no_price(model: str | None) -> None:
     assert estimate_cost(model, SOME) == Cost()
 
 
@@ -85,19 +85,19 @@ def test_a_name_that_is_not_in_the_list_has_no_price(model: str | None) -> None:
         Usage(1, 1, 0, -1),
     ],
 )
-def test_tokens_that_are_not_known_have_no_price(usage: Usage | None) -> None:
+def test_unknown_tokens_have_no_price(usage: Usage | None) -> None:
     assert estimate_cost("gpt-5.4", usage) == Cost()
 
 
-def test_no_tokens_cost_nothing() -> None:
+def test_zero_tokens_cost_nothing() -> None:
     assert estimate_cost("gpt-5.4", Usage(0, 0, 0, 0)) == Cost(0.0, "estimated")
 
 
-def test_the_case_of_a_name_does_not_matter() -> None:
+def test_case_of_a_model_name_is_ignored() -> None:
     assert estimate_cost("GPT-5.4", SOME) == estimate_cost("gpt-5.4", SOME)
 
 
-def test_the_price_list_names_its_source_and_its_day() -> None:
+def test_price_list_names_its_source_and_its_date() -> None:
     prices = load_prices()
 
     assert prices.source == f"genai-prices {genai_prices.__version__}"
@@ -106,7 +106,7 @@ def test_the_price_list_names_its_source_and_its_day() -> None:
     assert "Copyright (c) Pydantic Services" in prices.license
 
 
-def test_the_file_is_what_the_pinned_package_says() -> None:
+def test_price_file_equals_the_pinned_package() -> None:
     made = text_of(list_of(load_prices().published))
 
     is_current = made == FILE.read_text(encoding="utf-8")
@@ -163,7 +163,7 @@ _endings = st.sampled_from(["", "", "[1m]", UNDASHED, "-2026-01-01", "-latest", 
 
 
 @given(st.sampled_from(NAMES), _endings, _usages)
-def test_it_is_what_the_package_would_say(name: str, ending: str, usage: Usage) -> None:
+def test_estimate_equals_the_price_of_the_package(name: str, ending: str, usage: Usage) -> None:
     ours, theirs = (
         estimate_cost(name + ending, usage, is_one_call=True),
         _theirs(name + ending, usage),
@@ -175,7 +175,7 @@ def test_it_is_what_the_package_would_say(name: str, ending: str, usage: Usage) 
         assert ours == Cost(theirs[1], "estimated")
 
 
-def test_every_name_of_the_two_clis_we_drive_is_found() -> None:
+def test_every_openai_and_anthropic_model_has_a_price() -> None:
     makers = [each for each in providers if each.id in {"openai", "anthropic"}]
     names = {each.id for maker in makers for each in maker.models if _is_comparable(each)}
 
@@ -186,7 +186,7 @@ def test_every_name_of_the_two_clis_we_drive_is_found() -> None:
     assert len(found) > 100
 
 
-def test_a_price_needs_nothing_but_the_file() -> None:
+def test_estimate_needs_no_package_and_no_network() -> None:
     script = (
         "import sys, socket\n"
         "socket.socket = None\n"

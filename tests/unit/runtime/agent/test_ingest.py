@@ -22,7 +22,6 @@ from steadyrun.model.usage import Cost, Usage
 from steadyrun.runtime.agent.ingest import (
     RATE_LIMITED,
     Append,
-    BatchView,
     CloseFrame,
     ConfirmAnswer,
     CountUsage,
@@ -48,7 +47,7 @@ def find_effects(
     *output: DriverOutput, answered_by: Mapping[str, str] | None = None
 ) -> list[Effect]:
     batch = JournalBatch([*output], 100, 0)
-    return ingest(BatchView(find_types(output), Rights(), answered_by or {}), batch)
+    return ingest(batch, find_types(output), Rights(), answered_by or {})
 
 
 def test_events_without_a_request_are_only_recorded() -> None:

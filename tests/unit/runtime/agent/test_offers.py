@@ -15,9 +15,8 @@ from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Created
 from steadyrun.model.secret import Scrubber
 from steadyrun.runtime.agent.connection import ProcessConnection
-from steadyrun.runtime.agent.lane import Lane
+from steadyrun.runtime.agent.lane import AgentLane
 from steadyrun.runtime.agent.offers import OpenOffers
-from steadyrun.runtime.agent.process import LiveProcess
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.events.bus import EventBus
 from steadyrun.stores.memory.store import MemoryStore
@@ -46,27 +45,27 @@ class SlowDriver:
         return offer in self.sent
 
 
-class Process:
-    """A process that is connected to such a driver."""
+class SlowConnection(ProcessConnection):
+    """A connection to a process with such a driver. What is noted is kept."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.driver = SlowDriver()
-        self.connection = ProcessConnection(lane.outage, frozenset({"steer", "recall"}))
-        self.connection.open(cast("Driver", self.driver))
+    def __init__(self, lane: AgentLane) -> None:
+        super().__init__(lane.outage, frozenset({"steer", "recall"}))
+        self.slow = SlowDriver()
+        self.open(cast("Driver", self.slow))
         self.noted: list[Event] = []
 
     async def note(self, *events: Event) -> None:
         self.noted += events
 
 
-def _make_lane(store: MemoryStore, clock: FakeClock, agent: Agent) -> Lane:
+def _make_lane(store: MemoryStore, clock: FakeClock, agent: Agent) -> AgentLane:
     deps = SimpleNamespace(
         store=store, clock=clock, home=Path("/"), scrubber=Scrubber(()), bus=EventBus()
     )
-    return Lane(cast("Deps", deps), agent, lambda _: None, is_patient=False)
+    return AgentLane(cast("Deps", deps), agent, lambda _: None, waits_for_store=False)
 
 
-async def _offering() -> tuple[MemoryStore, Process, OpenOffers, list[Item]]:
+async def _offering() -> tuple[MemoryStore, SlowConnection, OpenOffers, list[Item]]:
     """A run, and two messages that have come since."""
     clock = FakeClock()
     ids, store = Ids(clock.now), MemoryStore(clock)
@@ -80,45 +79,39 @@ async def _offering() -> tuple[MemoryStore, Process, OpenOffers, list[Item]]:
     )
     lane = _make_lane(store, clock, agent)
     lane.lease.set(started.claim)
-    process = Process(lane)
-    offers = OpenOffers(lane, cast("LiveProcess", process))
+    connection = SlowConnection(lane)
+    offers = OpenOffers(lane, connection)
     items = [(await store.accept(Message(agent.id, text))).item for text in ("one", "two")]
-    return store, process, offers, items
+    return store, connection, offers, items
 
 
-def test_offer_that_is_withdrawn_before_it_was_sent_is_not_sent() -> None:
-    async def main() -> None:
-        store, process, offers, [one, two] = await _offering()
+async def test_offer_that_is_withdrawn_before_it_was_sent_is_not_sent() -> None:
+    store, connection, offers, [one, two] = await _offering()
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(offers.send_waiting)
-            await anyio.wait_all_tasks_blocked()
-            await store.cancel(two.id)
-            await offers.withdraw(two.id)
-            process.driver.may_send.set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(offers.send_waiting)
+        await anyio.wait_all_tasks_blocked()
+        await store.cancel(two.id)
+        await offers.withdraw(two.id)
+        connection.slow.may_send.set()
 
-        assert process.driver.asked == [one.id]
-        assert process.noted == [FollowupReturned(two.id, "two", "it was taken back")]
-        assert (await store.item(two.id)).status == "cancelled"
-        assert list(offers.open) == [one.id]
-
-    anyio.run(main)
+    assert connection.slow.asked == [one.id]
+    assert connection.noted == [FollowupReturned(two.id, "two", "it was withdrawn")]
+    assert (await store.item(two.id)).status == "cancelled"
+    assert list(offers.open) == [one.id]
 
 
-def test_offer_that_is_withdrawn_while_it_is_sent_is_recalled_afterwards() -> None:
-    async def main() -> None:
-        _, process, offers, [one, two] = await _offering()
+async def test_offer_that_is_withdrawn_while_it_is_sent_is_recalled_afterwards() -> None:
+    _, connection, offers, [one, two] = await _offering()
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(offers.send_waiting)
-            await anyio.wait_all_tasks_blocked()
-            await offers.withdraw(one.id)
-            assert process.driver.recalled == []
-            process.driver.may_send.set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(offers.send_waiting)
+        await anyio.wait_all_tasks_blocked()
+        await offers.withdraw(one.id)
+        assert connection.slow.recalled == []
+        connection.slow.may_send.set()
 
-        assert process.driver.sent == [one.id, two.id]
-        assert process.driver.recalled == [one.id]
-        await offers.settle(FollowupReturned(one.id, "one", "it was taken back"))
-        assert list(offers.open) == [two.id]
-
-    anyio.run(main)
+    assert connection.slow.sent == [one.id, two.id]
+    assert connection.slow.recalled == [one.id]
+    await offers.settle(FollowupReturned(one.id, "one", "it was withdrawn"))
+    assert list(offers.open) == [two.id]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from steadyrun.model.event import Event, LiveEvent, OutputRaw, TextDelta, ThinkingDelta
 from steadyrun.model.ids import RunId
-from steadyrun.model.secret import REDACTED, Scrubber, Secret
+from steadyrun.model.secret import Scrubber, Secret
+from steadyrun.model.token_shapes import REDACTED
 from steadyrun.runtime.events.scrubber import LiveScrubber
 
 # One begins as it ends, one begins as another ends, and one has another in it.
@@ -55,7 +56,7 @@ _LETTERS = st.text("canry-7f34tokex \n", max_size=6)
 @example(["canary-7f3a-", "c", "4-token-7f3a"])
 @example(["x-c4-token-7f3a"])
 @example([TOKEN[:30], TOKEN[30:], " "])
-def test_no_secret_is_seen_however_it_is_cut(pieces: list[str]) -> None:
+def test_secret_in_any_pieces_is_not_shown(pieces: list[str]) -> None:
     shown = _shown(pieces)
 
     assert not [secret for secret in (*SECRETS, TOKEN) if secret in shown]
@@ -64,14 +65,14 @@ def test_no_secret_is_seen_however_it_is_cut(pieces: list[str]) -> None:
 @given(
     _cut(st.text(max_size=6) | st.sampled_from(["canary", "c4-tok", "ghp_", "sk-", "-----BEGIN"]))
 )
-def test_what_has_no_secret_stays_as_it_is(pieces: list[str]) -> None:
+def test_text_without_a_secret_is_unchanged(pieces: list[str]) -> None:
     text = "".join(pieces)
     if Scrubber([Secret(each) for each in SECRETS]).clean(text) == text:
         assert _shown(pieces) == text
 
 
 @pytest.mark.parametrize("secret", [*SECRETS, TOKEN])
-def test_a_secret_is_replaced_once(secret: str) -> None:
+def test_secret_is_replaced_once(secret: str) -> None:
     assert _shown(["it is ", *secret, " ."]) == f"it is {REDACTED} ."
 
 
@@ -81,7 +82,7 @@ def test_plain_text_is_not_held_back() -> None:
     assert _text(passed) == "nothing odd."
 
 
-def test_what_may_become_a_secret_waits_for_the_next_piece() -> None:
+def test_possible_start_of_a_secret_waits_for_the_next_piece() -> None:
     scrubber = _scrubber()
 
     assert [_text(each) for each in scrubber.scrub(_live(TextDelta("a can")))] == ["a "]
@@ -89,7 +90,7 @@ def test_what_may_become_a_secret_waits_for_the_next_piece() -> None:
     assert scrubber.flush() == []
 
 
-def test_streams_are_apart() -> None:
+def test_each_stream_is_scrubbed_separately() -> None:
     scrubber = _scrubber()
     for event in (TextDelta("can"), OutputRaw("stderr", "can"), OutputRaw("stdout", "can")):
         assert scrubber.scrub(_live(event)) == []
@@ -100,7 +101,7 @@ def test_streams_are_apart() -> None:
     assert [each.event for each in scrubber.flush()] == [TextDelta("can")]
 
 
-def test_who_goes_on_to_speak_has_ended_a_thought() -> None:
+def test_text_flushes_pending_thinking() -> None:
     scrubber = _scrubber()
     assert scrubber.scrub(_live(ThinkingDelta("yes, can"))) == [_live(ThinkingDelta("yes, "))]
 
@@ -109,7 +110,7 @@ def test_who_goes_on_to_speak_has_ended_a_thought() -> None:
     assert [each.event for each in passed] == [ThinkingDelta("can"), TextDelta("It is.")]
 
 
-def test_a_stored_event_does_not_end_raw_output() -> None:
+def test_flush_for_a_stored_event_keeps_raw_output() -> None:
     scrubber = _scrubber()
     assert scrubber.scrub(_live(OutputRaw("stderr", "canary-"))) == []
 
@@ -119,7 +120,7 @@ def test_a_stored_event_does_not_end_raw_output() -> None:
     assert _text(passed) == f"{REDACTED}\n"
 
 
-def test_at_the_end_nothing_stays_behind() -> None:
+def test_last_flush_keeps_nothing() -> None:
     scrubber = _scrubber()
     scrubber.scrub(_live(OutputRaw("stdout", "can")))
 

@@ -23,7 +23,7 @@ from steadyrun.runtime.prompt.system import (
 )
 
 
-class Desk:
+class PromptHarness:
     """An agent with a home, and our own home with roles."""
 
     def __init__(self, folder: Path) -> None:
@@ -51,23 +51,23 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def harness(tmp_path: Path) -> PromptHarness:
+    return PromptHarness(tmp_path)
 
 
 class TestOrder:
-    def test_everything_has_its_place(self, desk: Desk) -> None:
-        (desk.home / "roles" / "reviewer.md").write_text("Review.\n")
+    def test_sections_have_a_fixed_order(self, harness: PromptHarness) -> None:
+        (harness.home / "roles" / "reviewer.md").write_text("Review.\n")
         for name in OWN_FILES:
-            (desk.own / name).write_text(f"\n{name} says so.\n\n")
-        (desk.own / "PERMISSIONS.json").write_text('{"note": "Do not push."}')
+            (harness.own / name).write_text(f"\n{name} says so.\n\n")
+        (harness.own / "PERMISSIONS.json").write_text('{"note": "Do not push."}')
 
-        standing = desk.read(role="reviewer", system="Be brief.")
+        standing = harness.read(role="reviewer", system="Be brief.")
 
         assert standing == SystemPrompt(
             "\n\n".join(
                 [
-                    desk.rules,
+                    harness.rules,
                     "# Role: reviewer\nReview.",
                     "# SOUL.md\nSOUL.md says so.",
                     "# IDENTITY.md\nIDENTITY.md says so.",
@@ -82,162 +82,172 @@ class TestOrder:
             permissions=Permissions(note="Do not push."),
         )
 
-    def test_what_is_not_there_or_empty_is_left_out(self, desk: Desk) -> None:
-        (desk.own / "SOUL.md").write_text(" \n\n")
-        (desk.own / "TOOLS.md").write_text("\ufeffHammer.", encoding="utf-8")
+    def test_missing_and_empty_files_are_left_out(self, harness: PromptHarness) -> None:
+        (harness.own / "SOUL.md").write_text(" \n\n")
+        (harness.own / "TOOLS.md").write_text("\ufeffHammer.", encoding="utf-8")
 
-        assert desk.read().system == f"{desk.rules}\n\n# TOOLS.md\nHammer."
+        assert harness.read().system == f"{harness.rules}\n\n# TOOLS.md\nHammer."
 
-    def test_a_provider_with_a_text_of_its_own_gets_none_of_the_five(self, desk: Desk) -> None:
-        (desk.home / "roles" / "r.md").write_text("Role.")
+    def test_provider_that_reads_its_own_files_gets_none_of_the_five(
+        self, harness: PromptHarness
+    ) -> None:
+        (harness.home / "roles" / "r.md").write_text("Role.")
         for name in OWN_FILES:
             # They are not even looked at.
-            (desk.own / name).write_bytes(b"\xff")
-        (desk.own / "PERMISSIONS.json").write_text('{"note": "N."}')
+            (harness.own / name).write_bytes(b"\xff")
+        (harness.own / "PERMISSIONS.json").write_text('{"note": "N."}')
 
-        system = desk.read(appended=True, role="r", system="Own.").system
+        system = harness.read(appended=True, role="r", system="Own.").system
 
         expected = "# Role: r\nRole.\n\n# Permissions\nN.\n\n# Instructions\nOwn."
-        assert system == f"{desk.rules}\n\n{expected}"
+        assert system == f"{harness.rules}\n\n{expected}"
 
-    def test_a_run_without_a_role_has_what_it_was_told_and_no_more(self, desk: Desk) -> None:
-        (desk.own / "SOUL.md").write_bytes(b"\xff")
+    def test_direct_run_without_a_role_has_only_its_instructions(
+        self, harness: PromptHarness
+    ) -> None:
+        (harness.own / "SOUL.md").write_bytes(b"\xff")
 
-        assert desk.read(is_direct=True, system="Own.") == SystemPrompt("Own.")
-        assert desk.read(is_direct=True, home="/nowhere") == SystemPrompt(None)
+        assert harness.read(is_direct=True, system="Own.") == SystemPrompt("Own.")
+        assert harness.read(is_direct=True, home="/nowhere") == SystemPrompt(None)
 
-    def test_a_run_with_a_role_goes_by_its_role(self, desk: Desk) -> None:
-        (desk.home / "roles" / "reviewer.md").write_text("Review.")
+    def test_direct_run_with_a_role_has_the_name_of_the_role(self, harness: PromptHarness) -> None:
+        (harness.home / "roles" / "reviewer.md").write_text("Review.")
 
-        system = desk.read(is_direct=True, name="run_1", role="reviewer").system
+        system = harness.read(is_direct=True, name="run_1", role="reviewer").system
 
-        assert system == f"{desk.rules}\n\n# Role: reviewer\nReview.".replace("ada,", "reviewer,")
+        assert system == f"{harness.rules}\n\n# Role: reviewer\nReview.".replace(
+            "ada,", "reviewer,"
+        )
 
-    def test_what_was_changed_is_read_again(self, desk: Desk) -> None:
-        soul = desk.own / "SOUL.md"
+    def test_changed_file_is_read_again(self, harness: PromptHarness) -> None:
+        soul = harness.own / "SOUL.md"
         soul.write_text("old")
         os.utime(soul, ns=(1, 1))
-        before = desk.read().system or ""
+        before = harness.read().system or ""
 
         # Of the same size and time.
-        other = desk.own / "new"
+        other = harness.own / "new"
         other.write_text("new")
         os.utime(other, ns=(1, 1))
         other.replace(soul)
-        after = desk.read().system or ""
+        after = harness.read().system or ""
 
         assert (before[-3:], after[-3:]) == ("old", "new")
 
 
 class TestMissing:
-    def test_a_role_that_is_not_there_is_named_with_its_place(self, desk: Desk) -> None:
+    def test_missing_role_is_reported_with_its_path(self, harness: PromptHarness) -> None:
         with pytest.raises(RoleMissing) as missing:
-            desk.read(role="poet")
+            harness.read(role="poet")
 
         assert (missing.value.name, missing.value.exit_code) == ("poet", 3)
-        assert str(desk.home / "roles" / "poet.md") in missing.value.hint
+        assert str(harness.home / "roles" / "poet.md") in missing.value.hint
 
     @pytest.mark.parametrize("role", ["", "..", "../x", "a/b", ".hidden", "a\n", "r" * 64, "x.y"])
-    def test_a_role_leads_to_no_other_directory(self, desk: Desk, role: str) -> None:
+    def test_invalid_role_name_is_refused(self, harness: PromptHarness, role: str) -> None:
         with pytest.raises(InvalidUsage, match="expected the name of a role"):
-            require_role(role, desk.home)
+            require_role(role, harness.home)
 
     @pytest.mark.parametrize("home", ["gone", "file"])
-    def test_a_home_that_is_gone_is_named(self, desk: Desk, home: str) -> None:
-        (desk.own / "file").touch()
-        path = str(desk.own / home)
+    def test_missing_agent_home_is_reported(self, harness: PromptHarness, home: str) -> None:
+        (harness.own / "file").touch()
+        path = str(harness.own / home)
 
         with pytest.raises(AgentHomeMissing) as missing:
-            desk.read(home=path)
+            harness.read(home=path)
 
         assert (missing.value.agent, missing.value.home) == ("ada", path)
         assert missing.value.exit_code == 3
 
 
 class TestHostileFiles:
-    def test_a_link_within_the_home_is_followed(self, desk: Desk) -> None:
-        (desk.own / "notes").mkdir()
-        (desk.own / "notes" / "soul").write_text("Kind.")
-        (desk.own / "SOUL.md").symlink_to("notes/soul")
+    def test_link_within_the_home_is_followed(self, harness: PromptHarness) -> None:
+        (harness.own / "notes").mkdir()
+        (harness.own / "notes" / "soul").write_text("Kind.")
+        (harness.own / "SOUL.md").symlink_to("notes/soul")
 
-        assert (desk.read().system or "").endswith("# SOUL.md\nKind.")
+        assert (harness.read().system or "").endswith("# SOUL.md\nKind.")
 
     @pytest.mark.parametrize("target", ["/etc/passwd", "../secret", "/dev/zero", "../missing"])
-    def test_a_link_out_of_the_home_is_refused(self, desk: Desk, target: str) -> None:
-        (desk.own.parent / "secret").write_text("secret")
-        (desk.own / "USER.md").symlink_to(target)
+    def test_link_out_of_the_home_is_refused(self, harness: PromptHarness, target: str) -> None:
+        (harness.own.parent / "secret").write_text("secret")
+        (harness.own / "USER.md").symlink_to(target)
 
-        error = desk.refused()
+        error = harness.refused()
 
-        assert error.file == str(desk.own / "USER.md")
-        assert error.problem == f"leads out of {desk.own}"
+        assert error.file == str(harness.own / "USER.md")
+        assert error.problem == f"leads out of {harness.own}"
 
-    def test_a_directory_on_the_way_may_not_lead_out_either(self, desk: Desk) -> None:
-        (desk.own.parent / "secret").write_text("secret")
-        (desk.own / "up").symlink_to("..")
-        (desk.own / "USER.md").symlink_to("up/secret")
+    def test_link_through_a_directory_out_of_the_home_is_refused(
+        self, harness: PromptHarness
+    ) -> None:
+        (harness.own.parent / "secret").write_text("secret")
+        (harness.own / "up").symlink_to("..")
+        (harness.own / "USER.md").symlink_to("up/secret")
 
-        assert "leads out of" in desk.refused().problem
+        assert "leads out of" in harness.refused().problem
 
-    def test_a_neighbour_with_the_same_beginning_is_out(self, desk: Desk) -> None:
-        beside = desk.own.with_name("adamant")
+    def test_directory_with_the_home_as_prefix_is_outside(self, harness: PromptHarness) -> None:
+        beside = harness.own.with_name("adamant")
         beside.mkdir()
         (beside / "x").write_text("secret")
-        (desk.own / "PERMISSIONS.json").symlink_to(beside / "x")
+        (harness.own / "PERMISSIONS.json").symlink_to(beside / "x")
 
-        assert "leads out of" in desk.refused().problem
+        assert "leads out of" in harness.refused().problem
 
-    def test_a_link_to_nothing_is_refused(self, desk: Desk) -> None:
-        (desk.own / "USER.md").symlink_to("not-here")
+    def test_broken_link_is_refused(self, harness: PromptHarness) -> None:
+        (harness.own / "USER.md").symlink_to("not-here")
 
-        error = desk.refused()
+        error = harness.refused()
 
-        assert error.file == str(desk.own / "USER.md")
+        assert error.file == str(harness.own / "USER.md")
         assert error.problem == "is a link without a target"
 
-    def test_a_link_to_itself_is_refused(self, desk: Desk) -> None:
-        (desk.own / "SOUL.md").symlink_to("SOUL.md")
+    def test_link_to_itself_is_refused(self, harness: PromptHarness) -> None:
+        (harness.own / "SOUL.md").symlink_to("SOUL.md")
 
-        assert "SOUL.md: cannot be followed" in desk.refused().message
+        assert "SOUL.md: cannot be followed" in harness.refused().message
 
-    def test_a_chain_of_links_without_end_is_refused(self, desk: Desk) -> None:
-        (desk.own / "SOUL.md").symlink_to("0")
+    def test_too_long_chain_of_links_is_refused(self, harness: PromptHarness) -> None:
+        (harness.own / "SOUL.md").symlink_to("0")
         for number in range(1100):
-            (desk.own / str(number)).symlink_to(str(number + 1))
+            (harness.own / str(number)).symlink_to(str(number + 1))
 
-        assert "SOUL.md: cannot be followed" in desk.refused().message
+        assert "SOUL.md: cannot be followed" in harness.refused().message
 
-    def test_a_file_that_becomes_a_link_before_it_is_read_is_not_read(self, desk: Desk) -> None:
-        (desk.own.parent / "secret").write_text("secret")
-        (desk.own / "SOUL.md").symlink_to("../secret")
+    def test_file_replaced_by_a_link_before_the_read_is_refused(
+        self, harness: PromptHarness
+    ) -> None:
+        (harness.own.parent / "secret").write_text("secret")
+        (harness.own / "SOUL.md").symlink_to("../secret")
 
-        with pytest.raises(PathRefused, match="there is a link"):
-            _read_content(desk.own / "SOUL.md", PathScope.from_directories(desk.own), ())
+        with pytest.raises(PathRefused, match="is a link"):
+            _read_content(harness.own / "SOUL.md", PathScope.from_directories(harness.own), ())
 
-    def test_a_home_may_be_reached_by_a_link(self, desk: Desk) -> None:
-        (desk.own / "soul").write_text("Kind.")
-        (desk.own / "SOUL.md").symlink_to("soul")
-        link = desk.own.with_name("link")
-        link.symlink_to(desk.own)
+    def test_home_may_be_reached_by_a_link(self, harness: PromptHarness) -> None:
+        (harness.own / "soul").write_text("Kind.")
+        (harness.own / "SOUL.md").symlink_to("soul")
+        link = harness.own.with_name("link")
+        link.symlink_to(harness.own)
 
-        assert (desk.read(home=str(link)).system or "").endswith("Kind.")
+        assert (harness.read(home=str(link)).system or "").endswith("Kind.")
 
-    def test_pipe_does_not_block_the_open(self, desk: Desk) -> None:
-        os.mkfifo(desk.own / "SOUL.md")
+    def test_fifo_is_refused_without_blocking(self, harness: PromptHarness) -> None:
+        os.mkfifo(harness.own / "SOUL.md")
 
-        assert desk.refused().problem == "expected a regular file, found something else"
+        assert harness.refused().problem == "expected a regular file, found something else"
 
-    def test_a_directory_is_no_file(self, desk: Desk) -> None:
-        (desk.own / "TOOLS.md").mkdir()
+    def test_directory_instead_of_a_file_is_refused(self, harness: PromptHarness) -> None:
+        (harness.own / "TOOLS.md").mkdir()
 
-        assert desk.refused().problem == "expected a regular file, found something else"
+        assert harness.refused().problem == "expected a regular file, found something else"
 
-    def test_a_file_may_have_64_kib(self, desk: Desk) -> None:
-        (desk.own / "SOUL.md").write_bytes(b"x" * LARGEST_FILE_BYTES)
-        assert "x" * LARGEST_FILE_BYTES in (desk.read().system or "")
+    def test_file_above_64_kib_is_refused(self, harness: PromptHarness) -> None:
+        (harness.own / "SOUL.md").write_bytes(b"x" * LARGEST_FILE_BYTES)
+        assert "x" * LARGEST_FILE_BYTES in (harness.read().system or "")
 
-        (desk.own / "SOUL.md").write_bytes(b"x" * 65 * 1024)
-        assert desk.refused().problem == "expected at most 65536 bytes, found 66560"
+        (harness.own / "SOUL.md").write_bytes(b"x" * 65 * 1024)
+        assert harness.refused().problem == "expected at most 65536 bytes, found 66560"
 
     @pytest.mark.parametrize(
         ("content", "found"),
@@ -246,35 +256,39 @@ class TestHostileFiles:
             (b"abc\0", "is no text: a zero byte at offset 3"),
         ],
     )
-    def test_what_is_no_text_is_refused(self, desk: Desk, content: bytes, found: str) -> None:
-        (desk.own / "AGENTS.md").write_bytes(content)
+    def test_file_that_is_not_text_is_refused(
+        self, harness: PromptHarness, content: bytes, found: str
+    ) -> None:
+        (harness.own / "AGENTS.md").write_bytes(content)
 
-        error = desk.refused()
+        error = harness.refused()
 
-        assert (error.file, error.problem) == (str(desk.own / "AGENTS.md"), found)
+        assert (error.file, error.problem) == (str(harness.own / "AGENTS.md"), found)
 
-    def test_a_role_is_read_with_the_same_care(self, desk: Desk) -> None:
-        os.mkfifo(desk.home / "roles" / "r.md")
-        assert "expected a regular file" in desk.refused(role="r").problem
+    def test_role_file_has_the_same_checks(self, harness: PromptHarness) -> None:
+        os.mkfifo(harness.home / "roles" / "r.md")
+        assert "expected a regular file" in harness.refused(role="r").problem
 
-        (desk.home / "roles" / "long.md").write_bytes(b"x" * 65 * 1024)
-        assert "at most 65536 bytes" in desk.refused(role="long").problem
+        (harness.home / "roles" / "long.md").write_bytes(b"x" * 65 * 1024)
+        assert "at most 65536 bytes" in harness.refused(role="long").problem
 
-    def test_a_role_may_be_a_link_that_its_owner_made(self, desk: Desk) -> None:
-        (desk.own.parent / "mine.md").write_text("Mine.")
-        (desk.home / "roles" / "r.md").symlink_to(desk.own.parent / "mine.md")
+    def test_role_may_be_a_link_out_of_the_home(self, harness: PromptHarness) -> None:
+        (harness.own.parent / "mine.md").write_text("Mine.")
+        (harness.home / "roles" / "r.md").symlink_to(harness.own.parent / "mine.md")
 
-        assert "# Role: r\nMine." in (desk.read(role="r").system or "")
+        assert "# Role: r\nMine." in (harness.read(role="r").system or "")
 
 
 class TestPermissions:
     @pytest.mark.parametrize("text", ["", "no JSON", "[1]", '"text"', "null", "[" * 5000])
-    def test_what_is_no_object_is_refused(self, desk: Desk, text: str) -> None:
-        (desk.own / "PERMISSIONS.json").write_text(text)
+    def test_permissions_that_are_not_an_object_are_refused(
+        self, harness: PromptHarness, text: str
+    ) -> None:
+        (harness.own / "PERMISSIONS.json").write_text(text)
 
-        refused = desk.refused()
+        refused = harness.refused()
 
-        assert refused.file == str(desk.own / "PERMISSIONS.json")
+        assert refused.file == str(harness.own / "PERMISSIONS.json")
         assert refused.problem == "expected a JSON object, found something else"
 
     @pytest.mark.parametrize(
@@ -284,29 +298,31 @@ class TestPermissions:
             ('{"tools": ["Raed"]}', "unknown tool 'Raed'", "Did you mean 'Read'?"),
             ('{"tools": [""]}', "unknown tool ''", "Valid here: "),
             ('{"tier": "custom"}', "the tier custom needs a list of tools", "Name some of: "),
-            ('{"tier": "full", "tools": []}', "the tier full has tools of its own", "Leave out"),
+            ('{"tier": "full", "tools": []}', "the tier full has tools of its own", "Remove one"),
             ('{"tools": ["CronList"]}', "the tool 'CronList' is denied to every agent", "Leave"),
             ('{"tier": 1}', "cannot be understood: Expected `str | null`, got `int`", "It may"),
             ('{"tools": "Read"}', "cannot be understood: Expected `array | null`", "It may"),
             ('{"note": 1}', "cannot be understood: Expected `str`, got `int`", "It may"),
-            ('{"tier": "readonly", "tier": "full"}', "has 'tier' twice", "Leave one"),
-            ('{"tools": [], "note": "", "tools": ["Bash"]}', "has 'tools' twice", "Leave one"),
+            ('{"tier": "readonly", "tier": "full"}', "has 'tier' twice", "Remove one"),
+            ('{"tools": [], "note": "", "tools": ["Bash"]}', "has 'tools' twice", "Remove one"),
             ('{"teir": "full"}', "cannot be understood: Object contains unknown", "It may have"),
         ],
     )
-    def test_what_allows_nothing_that_is_known_is_refused(
-        self, desk: Desk, text: str, problem: str, hint: str
+    def test_invalid_permissions_are_refused_with_a_hint(
+        self, harness: PromptHarness, text: str, problem: str, hint: str
     ) -> None:
-        (desk.own / "PERMISSIONS.json").write_text(text)
+        (harness.own / "PERMISSIONS.json").write_text(text)
 
-        refused = desk.refused()
+        refused = harness.refused()
 
-        assert refused.file == str(desk.own / "PERMISSIONS.json")
+        assert refused.file == str(harness.own / "PERMISSIONS.json")
         assert refused.problem.startswith(problem)
         assert refused.hint.startswith(hint)
 
-    def test_nothing_but_a_small_file_of_its_own_is_read(self, desk: Desk) -> None:
-        file, outside = desk.own / "PERMISSIONS.json", desk.own.parent / "mine.json"
+    def test_permissions_file_must_be_a_small_regular_file_in_the_home(
+        self, harness: PromptHarness
+    ) -> None:
+        file, outside = harness.own / "PERMISSIONS.json", harness.own.parent / "mine.json"
         outside.write_text('{"tier": "full"}')
         found = []
         for put in (
@@ -319,41 +335,43 @@ class TestPermissions:
             lambda: file.write_bytes(b"\xff{}"),
         ):
             put()
-            found.append(desk.refused().file)
+            found.append(harness.refused().file)
             file.unlink()
 
         assert found == [str(file)] * 7
 
-    def test_it_is_read_with_its_note(self, desk: Desk) -> None:
-        (desk.own / "PERMISSIONS.json").write_text('{"tier": "readonly", "note": "Only look."}')
+    def test_permissions_are_read_with_their_note(self, harness: PromptHarness) -> None:
+        (harness.own / "PERMISSIONS.json").write_text('{"tier": "readonly", "note": "Only look."}')
 
-        standing = desk.read()
+        standing = harness.read()
 
         assert (standing.system or "").endswith("# Permissions\nOnly look.")
         assert standing.permissions == Permissions("readonly", note="Only look.")
         assert standing.notes == ()
 
-    def test_without_one_nothing_is_taken_away(self, desk: Desk) -> None:
-        assert desk.read().permissions is None
+    def test_agent_without_a_permissions_file_has_no_permissions(
+        self, harness: PromptHarness
+    ) -> None:
+        assert harness.read().permissions is None
 
-    def test_a_long_note_is_cut_and_noted(self, desk: Desk) -> None:
-        (desk.own / "PERMISSIONS.json").write_text(f'{{"note": "{"x" * 501}"}}')
+    def test_long_note_is_cut_and_noted(self, harness: PromptHarness) -> None:
+        (harness.own / "PERMISSIONS.json").write_text(f'{{"note": "{"x" * 501}"}}')
 
-        standing = desk.read()
+        standing = harness.read()
 
         assert (standing.system or "").endswith("# Permissions\n" + "x" * 500)
         assert [note.rpartition(";")[2] for note in standing.notes] == [" it is cut"]
 
 
-def test_a_process_knows_its_agent_and_nothing_that_changes(desk: Desk) -> None:
-    assert build_agent_environment(desk.agent, desk.home) == {
+def test_agent_environment_names_the_agent_and_the_homes(harness: PromptHarness) -> None:
+    assert build_agent_environment(harness.agent, harness.home) == {
         "STEADYRUN_AGENT": "ada",
-        "STEADYRUN_AGENT_HOME": str(desk.own),
-        "STEADYRUN_HOME": str(desk.home),
+        "STEADYRUN_AGENT_HOME": str(harness.own),
+        "STEADYRUN_HOME": str(harness.home),
     }
 
 
-def test_a_run_of_no_agent_does_not_learn_its_own_name(desk: Desk) -> None:
-    direct = replace(desk.agent, name="run_1", is_direct=True)
+def test_environment_of_a_direct_run_has_no_agent_name(harness: PromptHarness) -> None:
+    direct = replace(harness.agent, name="run_1", is_direct=True)
 
-    assert build_agent_environment(direct, desk.home) == {"STEADYRUN_HOME": str(desk.home)}
+    assert build_agent_environment(direct, harness.home) == {"STEADYRUN_HOME": str(harness.home)}

@@ -48,13 +48,13 @@ class Scene:
     def __init__(
         self,
         *,
-        idle: float | None = None,
-        stall: float | None = None,
-        approval: float | None = None,
+        idle: float = 0.0,
+        stall: float = 0.0,
+        approval: float = 0.0,
         is_adopted: bool = False,
     ) -> None:
         self.clock = AdjustableClock()
-        timeouts = Timeouts(idle=idle, stall=stall, hang=None, warning=None, approval=approval)
+        timeouts = Timeouts(idle, stall, 0.0, 0.0, approval_seconds=approval)
         timer = RunTimer(timeouts, self.clock, is_adopted=is_adopted)
         store = cast("Store", MemoryStore(self.clock))
         budget = RunBudget(store, AGENT, RUN, BudgetRules())
@@ -110,13 +110,13 @@ def scene() -> Scene:
     return scene
 
 
-def test_next_holder_reads_from_the_record_why_a_run_is_stopped(scene: Scene) -> None:
+def test_next_holder_reads_from_the_store_why_a_run_is_stopped(scene: Scene) -> None:
     scene.pass_by(WALL_SECONDS + 1)
     [due] = scene.due()
     assert isinstance(due, StopForTimeout)
     assert due.reason == "wall_timeout"
 
-    stop = StopRequest(due.reason, due.why, scene.clock.now())
+    stop = StopRequest(due.reason, due.why)
     change = Created(
         RUN, AGENT.id, ITEM.id, "scripted", scene.clock.now(), metadata=stop.to_metadata()
     )
@@ -274,7 +274,7 @@ def test_turn_that_was_cut_off_has_the_last_usage_that_it_reported() -> None:
 
 def test_run_that_was_stopped_for_its_budget_fails_with_max_cost() -> None:
     scene = Scene()
-    scene.run.stop = StopRequest("budget", None, START)
+    scene.run.stop = StopRequest("budget", None)
 
     cut = scene.run.conclude(TurnEnded("cancelled"), None, scene.clock.now())
 

@@ -60,6 +60,7 @@ HANG = ended(stop_reason="hang")
         ended("failed", code="auth"),
         ended("failed", code="max_turns"),
         ended("failed", code="launch_failed"),
+        ended("failed", "launch_failed", "keeper_failed"),
         ended("failed", code="exit_nonzero"),
         ended("failed"),
         # What a word says is not what happened.
@@ -95,14 +96,6 @@ def test_exit_code_that_a_provider_reports_counts_as_a_crash() -> None:
 
     assert again is not None
     assert again.why == "crash"
-
-
-def test_keeper_that_did_not_start_is_retried_without_cost() -> None:
-    again = decide_retry(ended(code="keeper_failed"), replace(ITEM, on_lost="fail"), was_sent=False)
-
-    assert again is not None
-    assert (again.why, again.spends) == ("crash", False)
-    assert decide_retry(ended(code="launch_failed"), ITEM, was_sent=False) is None
 
 
 @pytest.mark.parametrize(

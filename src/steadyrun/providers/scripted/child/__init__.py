@@ -1,1 +1,1 @@
-"""The child of the scripted provider. It imports nothing of ours but itself: a foreign CLI."""
+"""Contains the scripted CLI. It imports only itself and the standard library, as a foreign CLI."""

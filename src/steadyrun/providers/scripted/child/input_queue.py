@@ -4,9 +4,14 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from steadyrun.providers.scripted.child.json_lines import (
+    Args,
+    InputReader,
+    decode_json,
+    print_frame,
+)
 from steadyrun.providers.scripted.child.memory import Memory
 from steadyrun.providers.scripted.child.script import ScriptedTurn, ScriptStep
-from steadyrun.providers.scripted.child.wire import Args, InputReader, decode_json, print_frame
 
 # The longest wait that is passed to select(). Input ends a wait early.
 LONGEST_WAIT_SECONDS = 3600.0

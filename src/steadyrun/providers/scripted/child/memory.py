@@ -6,10 +6,11 @@ import re
 import secrets
 from pathlib import Path
 
+from steadyrun.providers.scripted.child.json_lines import decode_json
 from steadyrun.providers.scripted.child.script import TurnFailed
-from steadyrun.providers.scripted.child.wire import decode_json
 
 VERSION = 1
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Memory:
@@ -45,7 +46,8 @@ class Memory:
         draft = self._file.with_suffix(f".{os.getpid()}")
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft.write_text(json.dumps({"v": VERSION, "turns": self.turns}))
+            with os.fdopen(os.open(draft, _WRITE, 0o600), "w") as file:
+                json.dump({"v": VERSION, "turns": self.turns}, file)
             draft.replace(self._file)
         except OSError as error:
             raise TurnFailed(

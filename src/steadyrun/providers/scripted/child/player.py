@@ -1,17 +1,34 @@
-"""Plays one turn of a script, from its beginning to its end."""
+"""Runs the scripted CLI from its start to its end, turn by turn."""
 
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
-from steadyrun.providers.scripted.child.fault_steps import FAULT_STEPS
-from steadyrun.providers.scripted.child.input_queue import InputQueue
-from steadyrun.providers.scripted.child.open_turn import OpenTurn, PlayStep, TurnInterrupted
-from steadyrun.providers.scripted.child.output_steps import OUTPUT_STEPS
-from steadyrun.providers.scripted.child.process_steps import PROCESS_STEPS
+from steadyrun.providers.scripted.child.input_queue import InputQueue, PlayerSettings
+from steadyrun.providers.scripted.child.json_lines import (
+    Args,
+    InputReader,
+    decode_json,
+    print_frame,
+    write,
+)
+from steadyrun.providers.scripted.child.memory import Memory
 from steadyrun.providers.scripted.child.script import ScriptedTurn, TurnFailed, find_steps
-from steadyrun.providers.scripted.child.tool_steps import TOOL_STEPS
-from steadyrun.providers.scripted.child.wire import Args, print_frame
+from steadyrun.providers.scripted.child.steps import PLAY_STEPS, OpenTurn, TurnInterrupted
 
-PLAY_STEPS: dict[str, PlayStep] = {**OUTPUT_STEPS, **TOOL_STEPS, **FAULT_STEPS, **PROCESS_STEPS}
+
+def main(argv: list[str]) -> int:
+    """Run turns until stdin ends or SIGINT arrives."""
+    if len(argv) != 2:
+        write(2, b"usage: scripted_child MEMORY SETTINGS\n")
+        return 2
+    reader = InputReader()
+    settings = PlayerSettings(**decode_json(Path(argv[1]).read_bytes()))
+    queue = InputQueue(reader, settings, Memory(Path(argv[0]), settings.resume))
+    with contextlib.suppress(BrokenPipeError):
+        for turn in queue.iter_turns():
+            play_turn(queue, turn)
+    return 0
 
 
 def play_turn(queue: InputQueue, request: ScriptedTurn) -> None:

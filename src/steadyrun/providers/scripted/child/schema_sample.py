@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from steadyrun.providers.scripted.child.wire import Args
+from steadyrun.providers.scripted.child.json_lines import Args
 
 _DEEPEST = 30
 

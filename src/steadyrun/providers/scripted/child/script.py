@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steadyrun.providers.scripted.child.wire import Args, decode_json
+from steadyrun.providers.scripted.child.json_lines import Args, decode_json
 
 ScriptStep = tuple[str, Args]
 
@@ -95,7 +95,7 @@ STEPS: dict[str, dict[str, tuple[FieldKind, Any]]] = {
         "retryable": (FLAG, False),
     },
     "rate_limit": {
-        "message": (TEXT, "the script says so"),
+        "message": (TEXT, "the script has this step"),
         "resets_in": (AMOUNT, None),
         "resets_at": (AMOUNT, None),
     },

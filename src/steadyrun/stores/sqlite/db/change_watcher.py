@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from steadyrun.lib.inotify import watch_file
+from steadyrun.lib.inotify import open_inotify
 
 # Where the kernel does not report changes.
 POLL_SECONDS = 0.05
@@ -15,17 +15,19 @@ POLL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.002
 _BUSY_PAUSE_SECONDS = 0.02
 # The log is written, synced, and only then is the commit there to be seen: look again for a while.
-_AGAIN_SECONDS = (0.003, 0.005, 0.01, 0.02, 0.05, 0.1)
+_RECHECK_SECONDS = (0.003, 0.005, 0.01, 0.02, 0.05, 0.1)
 _SAFETY_SECONDS = 1.0
 
 
 class ChangeWatcher:
     """Calls `look` soon after any process has written to the log file."""
 
-    def __init__(self, log: Path, look: Callable[[], None], own_commits: Callable[[], int]) -> None:
-        self._look = look
+    def __init__(
+        self, log: Path, check: Callable[[], None], own_commits: Callable[[], int]
+    ) -> None:
+        self._check = check
         self._own_commits = own_commits
-        self._file = watch_file(log)
+        self._file = open_inotify(log)
         self._stop = threading.Event()
         self._stop_out, self._stop_in = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="steadyrun-watcher", daemon=True)
@@ -42,13 +44,13 @@ class ChangeWatcher:
 
     def _serve(self) -> None:
         # Look before the first wait: something may have been written before the watch was set.
-        again, known = iter(_AGAIN_SECONDS), 0
+        again, known = iter(_RECHECK_SECONDS), 0
         while not self._stop.is_set():
-            self._look()
+            self._check()
             before, known = known, self._own_commits()
             self._stop.wait(_PAUSE_SECONDS if known == before else _BUSY_PAUSE_SECONDS)
             if self._is_written_within(next(again, _SAFETY_SECONDS)):
-                again = iter(_AGAIN_SECONDS)
+                again = iter(_RECHECK_SECONDS)
 
     def _is_written_within(self, seconds: float) -> bool:
         if self._file is None:

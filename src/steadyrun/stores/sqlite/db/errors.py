@@ -40,13 +40,13 @@ def translate_errors(path: Path) -> Iterator[None]:
 def to_store_error(error: Exception, path: Path) -> Exception:
     """The error of the store for an error of SQLite or of the system; any other error stays."""
     if isinstance(error, sqlite3.Error):
-        return _of_sqlite(error, path)
+        return _translate_sqlite(error, path)
     if isinstance(error, msgspec.DecodeError):
         return StoreCorrupt(f"a row cannot be read: {error}", path=path, hint=_COPY)
-    return _of_system(error, path) if isinstance(error, OSError) else error
+    return _translate_system(error, path) if isinstance(error, OSError) else error
 
 
-def _of_sqlite(error: sqlite3.Error, path: Path) -> StoreFailed:
+def _translate_sqlite(error: sqlite3.Error, path: Path) -> StoreFailed:
     """Name the failure by SQLite's result code; its extended codes keep theirs in the low byte."""
     # Operational and without a code: Python could not decode a stored text.
     is_decoding = isinstance(error, sqlite3.OperationalError)
@@ -70,20 +70,38 @@ def _of_sqlite(error: sqlite3.Error, path: Path) -> StoreFailed:
                 f"cannot be opened for writing: {error}", path=path, hint=_PLACE
             )
         case _:
-            failure = StoreFailed(f"the database refused: {error}", path=path)
+            failure = _translate_statement(error, code, path)
     return failure
 
 
-def _of_system(error: OSError, path: Path) -> StoreFailed:
+def _translate_statement(error: sqlite3.Error, code: int, path: Path) -> StoreFailed:
+    """The database is in order, and refuses a statement: it may have other tables than ours."""
+    found = str(error)
+    is_unknown = found.startswith(("no such table", "no such column")) or "has no column" in found
+    if is_unknown or code == sqlite3.SQLITE_CONSTRAINT_CHECK:
+        return build_unreleased(path, found)
+    return StoreFailed(f"the database refused: {error}", path=path)
+
+
+def _translate_system(error: OSError, path: Path) -> StoreFailed:
     where = Path(error.filename) if isinstance(error.filename, str) else path
     if error.errno in _FULL:
         return StoreFull("the device is full", path=where, hint=_ROOM)
     return StoreUnusable(f"cannot be used: {error.strerror}", path=where, hint=_PLACE)
 
 
+def build_unreleased(path: Path, problem: str) -> StoreForeign:
+    return StoreForeign(
+        f"was made by a version that was never released: {problem}",
+        path=path,
+        hint="Use the version that made it, restore a backup, or move the file away.",
+    )
+
+
 def build_busy(path: Path) -> StoreBusy:
     return StoreBusy(
         "another process has held the store for too long",
         path=path,
-        hint="Try again; if it stays so, a process on this home is stopped in mid-write.",
+        hint="Try again; if the error persists, a process that uses this home is stopped in the"
+        " middle of a write.",
     )

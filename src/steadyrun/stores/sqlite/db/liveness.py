@@ -1,4 +1,4 @@
-"""Shows whether a holder is alive: it has a lock on a file of its own for as long as it lives.
+"""Shows whether a holder is alive: it holds a lock on its own file as long as its process runs.
 
 The kernel releases the lock when the process ends, however it ends: no heartbeat, no clock, and
 no confusion when a process id is used again.
@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from steadyrun.lib.flock import is_locked, lock, open_lock
+from steadyrun.lib.safe_paths import make_directory
 from steadyrun.model.ids import HolderId
 
 
@@ -19,8 +20,8 @@ class Liveness:
         self._held: dict[HolderId, int] = {}
 
     def acquire(self, holder: HolderId) -> None:
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        descriptor = open_lock(self._file(holder), os.O_EXCL)
+        make_directory(self._folder)
+        descriptor = open_lock(self._locate_file(holder), os.O_EXCL)
         lock(descriptor)
         self._held[holder] = descriptor
 
@@ -35,11 +36,11 @@ class Liveness:
             self.release(holder)
 
     def is_alive(self, holder: HolderId) -> bool:
-        return is_locked(self._file(holder))
+        return is_locked(self._locate_file(holder))
 
     def forget(self, holder: HolderId) -> None:
         """Remove the file of a dead holder."""
-        self._file(holder).unlink(missing_ok=True)
+        self._locate_file(holder).unlink(missing_ok=True)
 
-    def _file(self, holder: HolderId) -> Path:
+    def _locate_file(self, holder: HolderId) -> Path:
         return self._folder / f"{holder}.lock"

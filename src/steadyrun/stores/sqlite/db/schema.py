@@ -3,11 +3,13 @@
 import sqlite3
 import threading
 import time
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
 from steadyrun.errors import StoreForeign, StoreFromFuture, StoreUnusable
 from steadyrun.stores.sqlite import migrations
+from steadyrun.stores.sqlite.db.errors import build_unreleased
 
 # Marks the file as one of steadyrun ("strn"): no other database is ever migrated.
 APPLICATION_ID = 0x7374726E
@@ -15,10 +17,47 @@ APPLICATION_ID = 0x7374726E
 OLDEST_LIBRARY = (3, 37, 0)
 # Batches of events are long; small rows cost little more. Counts only when the file is made.
 _PAGE_BYTES = 16384
-_LOG_PATIENCE_SECONDS = 5.0
+_LOG_TIMEOUT_SECONDS = 5.0
 _WAL_KEPT_BYTES = 64 * 1024 * 1024
-# 8 MB: a log that stays short is written over memory that is still at hand.
+# 8 MB: a short log is overwritten while its pages are still in the page cache.
 _WAL_PAGES = 500
+_MOST_LISTED = 5
+_COLUMNS = """
+    SELECT tables.name, columns.name
+    FROM sqlite_schema AS tables, pragma_table_info(tables.name) AS columns
+    WHERE tables.type = 'table' AND tables.name NOT LIKE 'sqlite_%'
+"""
+# The columns that the migrations make. To run the migrations for a comparison takes longer than to
+# open the store.
+COLUMNS = frozenset(
+    f"{table}.{column}"
+    for table, columns in {
+        "agents": "agent_id name provider is_direct removed_at body chain",
+        "approvals": "approval_id agent_id run_id about status asked_at body",
+        "dedup": "agent_id key item_id expires_at",
+        "event_batches": "id agent_id run_id process_id first_seq last_seq tools body",
+        "gates": "provider account body",
+        "holders": "holder_id kind machine version joined_at",
+        "items": (
+            "item_id agent_id seq kind text on_lost created_at status delivery attempt "
+            "cancel_requested run_id reply started_at settled_at followup before_run tries "
+            "error payload"
+        ),
+        "kv": "key value",
+        "lanes": "agent_id status is_paused ready_at holder_id fence last_seq queued",
+        "processes": (
+            "process_id agent_id provider machine keeper opened_at offset mark_s mark_x mark_r "
+            "state state_sent state_offset closed_at seal account"
+        ),
+        "pruned_events": "agent_id last_seq cursor",
+        "runs": (
+            "run_id agent_id provider status created_at input_tokens output_tokens "
+            "cache_read_tokens cache_write_tokens cost_usd cost_kind body"
+        ),
+        "sessions": "agent_id provider token body",
+    }.items()
+    for column in columns.split()
+)
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -39,14 +78,17 @@ def prepare(path: Path) -> None:
     _refuse_old_library(path)
     connection = connect(path)
     try:
-        _refuse_foreign(connection, path)
+        refuse_foreign(connection, path)
         is_behind = _read_version(connection) < len(read_migrations())
         if is_behind:
             connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+            # Free pages can be cut off the file in slices. Counts only when the file is made.
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         if not _has_log(connection):
             _use_log(connection)
         if is_behind:
             _migrate(connection, path)
+        _refuse_other_tables(connection, path)
     finally:
         connection.close()
 
@@ -59,7 +101,7 @@ def _has_log(connection: sqlite3.Connection) -> bool:
 
 def _use_log(connection: sqlite3.Connection) -> None:
     """Switch to a write-ahead log. SQLite does not wait for the locks of this, so we do."""
-    limit, pause = time.monotonic() + _LOG_PATIENCE_SECONDS, threading.Event()
+    limit, pause = time.monotonic() + _LOG_TIMEOUT_SECONDS, threading.Event()
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -99,11 +141,10 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     # Two processes may come here at once: the second finds the work done.
     connection.execute("BEGIN EXCLUSIVE")
     try:
-        _refuse_foreign(connection, path)
+        refuse_foreign(connection, path)
         done = _read_version(connection)
         for number, script in enumerate(read_migrations()[done:], start=done + 1):
-            for statement in _split_statements(script):
-                connection.execute(statement)
+            _apply(connection, script, path, number)
             connection.execute(f"PRAGMA user_version = {number}")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute("COMMIT")
@@ -113,7 +154,33 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         raise
 
 
-def _refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
+def _apply(connection: sqlite3.Connection, script: str, path: Path, number: int) -> None:
+    try:
+        for statement in _split_statements(script):
+            connection.execute(statement)
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR:
+            raise
+        # The tables are not those that the earlier migrations have made.
+        raise build_unreleased(path, f"migration {number} failed: {error}") from error
+
+
+def _refuse_other_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Compare the columns with those of the present version. A file that was made between two
+    releases may have the number of a version without its tables."""
+    found = frozenset(f"{table}.{column}" for table, column in connection.execute(_COLUMNS))
+    if found != COLUMNS:
+        facts = [("missing", COLUMNS - found), ("unknown", found - COLUMNS)]
+        listed = "; ".join(f"{what}: {_list_some(names)}" for what, names in facts if names)
+        raise build_unreleased(path, f"its tables have other columns ({listed})")
+
+
+def _list_some(names: Collection[str]) -> str:
+    rest = len(names) - _MOST_LISTED
+    return ", ".join(sorted(names)[:_MOST_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
     # In this order: another process may be making the tables and the mark, in one commit, just now.
     [tables] = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     [mark] = connection.execute("PRAGMA application_id").fetchone()

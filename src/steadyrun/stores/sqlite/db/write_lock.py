@@ -16,8 +16,9 @@ from steadyrun.lib.backoff import iterate_delays
 from steadyrun.lib.flock import open_lock, try_lock, unlock
 from steadyrun.stores.sqlite.db.errors import build_busy
 
-# Longer than any transaction of ours; a stopped process is the likely reason when it passes.
-PATIENCE_SECONDS = 30.0
+# Longer than any transaction of steadyrun. If this time passes, a stopped process is the likely
+# reason.
+BUSY_TIMEOUT_SECONDS = 30.0
 _FIRST_PAUSE_SECONDS = 0.0002
 _LONGEST_PAUSE_SECONDS = 0.005
 
@@ -25,15 +26,15 @@ _LONGEST_PAUSE_SECONDS = 0.005
 class WriteLock:
     """Begins write transactions, in turn with other processes."""
 
-    def __init__(self, database: Path, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, database: Path, *, busy_seconds: float = BUSY_TIMEOUT_SECONDS) -> None:
         self._database = database
-        self._patience_seconds = patience_seconds
+        self._busy_seconds = busy_seconds
         self._descriptor = open_lock(database.with_suffix(".turnstile"))
         self._pause = threading.Event()
 
     def begin(self, connection: sqlite3.Connection) -> None:
-        """Begin an immediate transaction, or raise `StoreBusy` when patience ends."""
-        limit = time.monotonic() + self._patience_seconds
+        """Begin an immediate transaction, or raise `StoreBusy` after `busy_seconds`."""
+        limit = time.monotonic() + self._busy_seconds
         self._wait_until(lambda: try_lock(self._descriptor), limit)
         try:
             self._wait_until(lambda: _try_begin(connection), limit)

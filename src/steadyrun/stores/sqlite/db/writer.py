@@ -23,7 +23,7 @@ import anyio
 import anyio.lowlevel
 
 from steadyrun.stores.sqlite.db import schema
-from steadyrun.stores.sqlite.db.commit_window import CommitWindow
+from steadyrun.stores.sqlite.db.commit_window import CommitTimer, CommitWindow
 from steadyrun.stores.sqlite.db.errors import to_store_error, translate_errors
 from steadyrun.stores.sqlite.db.write_lock import WriteLock
 
@@ -45,17 +45,17 @@ class _Write(Generic[T]):
     error: Exception | None = None
     is_answered: bool = False
 
-    def outcome(self) -> T:
+    def get_result(self) -> T:
         if self.error is not None:
             raise self.error
         result: T = self.result
         return result
 
 
-class _Signal(Enum):
+class _WriterCommand(Enum):
     """What the thread receives besides writes."""
 
-    LOOK = auto()
+    CHECK = auto()
     STOP = auto()
 
 
@@ -65,20 +65,20 @@ class _Group:
     def __init__(self) -> None:
         self.writes: list[_Write[Any]] = []
         self.lanes: set[str] = set()
-        self.must_look = self.must_stop = False
+        self.must_check = self.must_stop = False
         self.is_durable = False
 
-    def add(self, arrival: "_Write[Any] | _Signal") -> None:
-        if isinstance(arrival, _Signal):
-            self.must_look |= arrival is _Signal.LOOK
-            self.must_stop |= arrival is _Signal.STOP
+    def add(self, arrival: "_Write[Any] | _WriterCommand") -> None:
+        if isinstance(arrival, _WriterCommand):
+            self.must_check |= arrival is _WriterCommand.CHECK
+            self.must_stop |= arrival is _WriterCommand.STOP
             return
         self.writes.append(arrival)
         self.is_durable |= arrival.is_durable
         if arrival.lane is not None:
             self.lanes.add(arrival.lane)
 
-    def parts(self) -> list[list[_Write[Any]]]:
+    def split_parts(self) -> list[list[_Write[Any]]]:
         """The writes in order. A savepoint costs as much as a write: those that may be undone and
         done again share one."""
         runs = [(durable, [*writes]) for durable, writes in groupby(self.writes, _IS_DURABLE)]
@@ -102,7 +102,7 @@ class Writer:
         path: Path,
         loop: asyncio.AbstractEventLoop,
         *,
-        patience_seconds: float,
+        busy_seconds: float,
         on_change: Callable[[], None],
     ) -> None:
         """`on_change` is called on `loop` when another process has written.
@@ -112,14 +112,15 @@ class Writer:
         self._path = path
         self._on_change = on_change
         self._loop = loop
-        self._queue: SimpleQueue[_Write[Any] | _Signal] = SimpleQueue()
+        self._queue: SimpleQueue[_Write[Any] | _WriterCommand] = SimpleQueue()
         self._window = CommitWindow()
         self.commits = 0
+        self.timer = CommitTimer()
         with translate_errors(path):
-            self._write_lock = WriteLock(path, patience_seconds=patience_seconds)
+            self._write_lock = WriteLock(path, busy_seconds=busy_seconds)
             self._connection = schema.connect(path)
-            # From here on, whatever another process writes is news. The first look may have to wait
-            # for one that is just opening or closing: only after it does the turnstile wait alone.
+            # Later writes of other processes are detected as changes. The first read may wait for a
+            # process that is opening or closing the file; after that, only the write lock waits.
             self._version = self._read_data_version()
             schema.tune_writer(self._connection)
         # Unknown: a library may be built with another default than FULL for a write-ahead log.
@@ -134,11 +135,12 @@ class Writer:
         is_durable: bool,
         lane: str | None = None,
     ) -> T:
-        """Run `work` in a transaction and return once it is committed. What need not be durable
-        must depend on nothing but the database: it may be undone and done again before that.
+        """Run `work` in a transaction and return once it is committed. If `is_durable` is False,
+        `work` must depend on the database alone, because it may be rolled back and repeated before
+        the commit.
 
-        Begun means carried to its end: a cancelled caller still gets the answer, so that what was
-        claimed can be given back.
+        A write that has begun is completed. A cancelled caller still gets the result, so that it
+        can release what it has claimed.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         write = _Write(work, self._loop.create_future(), is_durable, lane)
@@ -149,11 +151,11 @@ class Writer:
             # A cancelled scope raises at every await. Any other cancellation is raised once.
             if anyio.current_effective_deadline() > -math.inf:
                 raise
-            await self._carry_to_its_end(write)
-        return write.outcome()
+            await self._wait_shielded(write)
+        return write.get_result()
 
-    async def _carry_to_its_end(self, write: _Write[Any]) -> None:
-        """A shield costs more than the waiting: there is one only where it is needed."""
+    async def _wait_shielded(self, write: _Write[Any]) -> None:
+        """Wait in a shielded scope. A shield is slow, so it is used only after a cancellation."""
         with anyio.CancelScope(shield=True):
             if not write.is_answered:
                 write.answer = self._loop.create_future()
@@ -161,11 +163,11 @@ class Writer:
 
     def check_for_changes(self) -> None:
         """Find out, in the thread, whether another process has written. Callable from anywhere."""
-        self._queue.put(_Signal.LOOK)
+        self._queue.put(_WriterCommand.CHECK)
 
     def close(self) -> None:
         """Finish the queued writes and close. Call it in a thread: closing merges the log."""
-        self._queue.put(_Signal.STOP)
+        self._queue.put(_WriterCommand.STOP)
         self._thread.join()
         self._connection.close()
         self._write_lock.close()
@@ -179,7 +181,7 @@ class Writer:
             is_over = group.must_stop
             if group.writes:
                 self._commit(group)
-            if group.must_look:
+            if group.must_check:
                 # A failed check has no caller: the next write meets the same fault.
                 with contextlib.suppress(sqlite3.Error):
                     self._check_for_changes()
@@ -187,15 +189,15 @@ class Writer:
     def _collect(self) -> _Group:
         """Wait for a write; add the writes that are queued or come while the window is open."""
         group = _Group()
-        arrival: _Write[Any] | _Signal | None = self._queue.get()
+        arrival: _Write[Any] | _WriterCommand | None = self._queue.get()
         begun = time.monotonic()
         deadline = begun + self._window.compute_width(begun)
         while arrival is not None:
             group.add(arrival)
-            arrival = self._next(group, deadline)
+            arrival = self._take_next(group, deadline)
         return group
 
-    def _next(self, group: _Group, deadline: float) -> "_Write[Any] | _Signal | None":
+    def _take_next(self, group: _Group, deadline: float) -> "_Write[Any] | _WriterCommand | None":
         if len(group.writes) >= _LARGEST_GROUP:
             return None
         left = 0.0 if self._is_complete(group) else deadline - time.monotonic()
@@ -210,19 +212,22 @@ class Writer:
         return not group.writes or group.is_durable or self._window.is_complete(group.lanes)
 
     def _commit(self, group: _Group) -> None:
+        self.timer.begin(time.monotonic())
         try:
             self._transact(group)
         except Exception as error:  # noqa: BLE001 (the thread must live; every caller gets the error)
             self._fail(group, to_store_error(error, self._path))
         self.commits += 1
-        self._window.record_commit(time.monotonic(), len(group.writes), group.lanes)
+        ended = time.monotonic()
+        self.timer.end(ended)
+        self._window.record_commit(ended, len(group.writes), group.lanes)
         self._loop.call_soon_threadsafe(_answer_all, group.writes)
 
     def _transact(self, group: _Group) -> None:
         connection = self._connection
         self._set_durability(group.is_durable)
         self._write_lock.begin(connection)
-        parts = group.parts()
+        parts = group.split_parts()
         for part in parts:
             failure = self._attempt(part, is_whole=len(parts) == 1)
             if failure:
@@ -267,13 +272,16 @@ class Writer:
 
     def _fail(self, group: _Group, error: Exception) -> None:
         with contextlib.suppress(sqlite3.Error):
-            # It may be over already; if not even this works, the next commit says why.
+            # The transaction may have ended already. If the rollback fails, the next commit reports
+            # the reason.
             self._connection.execute("ROLLBACK")
         for write in group.writes:
             write.error = write.error or error
 
     def _check_for_changes(self) -> None:
-        """`data_version` changes when another connection commits, never by our own commits."""
+        """`data_version` changes when another connection commits, never by commits of this
+        connection.
+        """
         version = self._read_data_version()
         if version != self._version:
             self._version = version

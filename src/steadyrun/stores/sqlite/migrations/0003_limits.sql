@@ -26,7 +26,7 @@ WHERE closed_until IS NOT NULL;
 DROP TABLE gates_before;
 
 -- The limits of which account hold for what a process does; empty: of the machine's own login, and of
--- all that was launched before accounts were told apart.
+-- all runs and processes from before accounts were distinguished.
 
 ALTER TABLE processes ADD COLUMN account TEXT NOT NULL DEFAULT '';
 

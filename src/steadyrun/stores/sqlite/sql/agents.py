@@ -1,15 +1,14 @@
 """Agents in the database. Each function is one step inside a transaction."""
 
-from datetime import datetime
-
 from msgspec.structs import replace
 
 from steadyrun.errors import NameTaken
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
 from steadyrun.stores import rules
+from steadyrun.stores.sqlite.db.transaction import Transaction
 from steadyrun.stores.sqlite.sql import approvals, rows
-from steadyrun.stores.sqlite.sql.rows import Connection, to_maybe_micros
+from steadyrun.stores.sqlite.sql.rows import to_maybe_micros
 
 _NAME_IN_USE = """
     SELECT 1 FROM agents
@@ -24,35 +23,38 @@ _ADD_LANE = "INSERT INTO lanes VALUES (:agent, 'idle', 0, NULL, NULL, 0, 0, 0)"
 _REMOVE_LANE = "DELETE FROM lanes WHERE agent_id = :agent"
 
 
-def add(connection: Connection, agent: Agent) -> None:
-    if rows.fetch_one(connection, _ID_IN_USE, {"agent": agent.id}):
+def add_agent(tx: Transaction, agent: Agent) -> None:
+    if rows.has_row(tx, _ID_IN_USE, {"agent": agent.id}):
         raise NameTaken(agent.name)
-    _require_free_name(connection, agent)
-    _put(connection, agent)
-    connection.execute(_ADD_LANE, {"agent": agent.id})
+    _require_free_name(tx, agent)
+    _put(tx, agent)
+    tx.execute(_ADD_LANE, {"agent": agent.id})
+    tx.notify(agent.id)
 
 
-def change(connection: Connection, agent: Agent, was: Agent) -> None:
-    stored = rules.require_present(rows.find_agent(connection, agent.id), agent.id)
+def set_agent(tx: Transaction, agent: Agent, *, was: Agent) -> None:
+    stored = rules.require_present(rows.find_agent(tx, agent.id), agent.id)
     rules.require_unchanged(stored, agent, was)
-    _require_free_name(connection, agent)
-    _put(connection, agent)
+    _require_free_name(tx, agent)
+    _put(tx, agent)
+    tx.notify(agent.id)
 
 
-def remove(connection: Connection, agent: AgentId, now: datetime) -> None:
-    stored = rules.require_present(rows.find_agent(connection, agent), agent)
-    rules.require_idle(stored, rows.lane(connection, agent))
-    approvals.withdraw_of_agent(connection, agent)
-    _put(connection, replace(stored, removed_at=now))
-    connection.execute(_REMOVE_LANE, {"agent": agent})
+def remove_agent(tx: Transaction, agent: AgentId) -> None:
+    stored = rules.require_present(rows.find_agent(tx, agent), agent)
+    rules.require_idle(stored, rows.lane(tx, agent))
+    approvals.withdraw_for_agent(tx, agent)
+    _put(tx, replace(stored, removed_at=tx.now))
+    tx.execute(_REMOVE_LANE, {"agent": agent})
+    tx.notify(agent)
 
 
-def _require_free_name(connection: Connection, agent: Agent) -> None:
-    if rows.fetch_one(connection, _NAME_IN_USE, {"agent": agent.id, "name": agent.name}):
+def _require_free_name(tx: Transaction, agent: Agent) -> None:
+    if rows.has_row(tx, _NAME_IN_USE, {"agent": agent.id, "name": agent.name}):
         raise NameTaken(agent.name)
 
 
-def _put(connection: Connection, agent: Agent) -> None:
+def _put(tx: Transaction, agent: Agent) -> None:
     values = {
         "agent": agent.id,
         "name": agent.name,
@@ -62,4 +64,4 @@ def _put(connection: Connection, agent: Agent) -> None:
         "body": rows.encode(agent),
         "chain": rows.to_json_list(agent.providers),
     }
-    connection.execute(_PUT_AGENT, values)
+    tx.execute(_PUT_AGENT, values)

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from steadyrun.errors import NotFound
 from steadyrun.model.approval import (
     Approval,
     ApprovalAnswer,
@@ -21,7 +20,7 @@ from steadyrun.model.event_codec import decode_events, encode_events
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, RunId
 from steadyrun.store import PAGE
 from steadyrun.stores import rules
-from steadyrun.stores.sqlite.db.settings import StoreSettings
+from steadyrun.stores.sqlite.db.transaction import Transaction
 from steadyrun.stores.sqlite.sql import items, rows
 from steadyrun.stores.sqlite.sql.events import EventLog
 from steadyrun.stores.sqlite.sql.rows import Connection, to_micros
@@ -71,82 +70,81 @@ _MOST_OPEN = 1000
 _approval = msgspec.json.Decoder(Approval)
 
 
-def record(connection: Connection, agent: AgentId, batch: Batch, body: bytes) -> None:
+def record(tx: Transaction, agent: AgentId, batch: Batch, body: bytes) -> None:
     """Store the questions that events ask, and settle those that events resolve. `body` has the
     events as they are stored, without secrets."""
     for each in decode_events(body):
         match each.event:
             case ApprovalRequested() if batch.run is not None:
-                _ask(connection, build_approval(each, batch.process, agent, batch.run))
+                _ask(tx, build_approval(each, batch.process, agent, batch.run))
             case ApprovalResolved(name, _, by):
                 settled = {
                     "approval": build_approval_id(batch.process, name),
                     "status": choose_status(by),
                 }
-                connection.execute(_SETTLE, settled)
+                tx.execute(_SETTLE, settled)
             case _:
                 pass
 
 
-def _ask(connection: Connection, approval: Approval) -> None:
+def _ask(tx: Transaction, approval: Approval) -> None:
     if approval.about == "tool":
-        _add(connection, approval)
+        _add(tx, approval)
         return
-    lane = rows.lane(connection, approval.agent)
-    unsettled = _list_budget_questions(connection, approval.agent)
-    _add(connection, rules.ask_for_budget(approval, lane, unsettled))
-    items.set_paused(connection, approval.agent, True)
+    lane = rows.lane(tx, approval.agent)
+    unsettled = _list_budget_questions(tx, approval.agent)
+    _add(tx, rules.ask_for_budget(approval, lane, unsettled))
+    items.set_paused(tx, approval.agent, is_paused=True)
 
 
-def pause(connection: Connection, agent: AgentId) -> None:
-    """Pause by hand: an answer that allows more budget does not lift this pause."""
-    items.set_paused(connection, agent, True)
-    for question in _list_budget_questions(connection, agent):
-        _save(connection, replace(question, is_paused_besides=True))
+def set_paused(tx: Transaction, agent: AgentId, *, is_paused: bool) -> None:
+    """Pause or resume by hand: an answer that allows more budget does not lift such a pause."""
+    items.set_paused(tx, agent, is_paused=is_paused)
+    tx.notify(agent)
+    for question in _list_budget_questions(tx, agent) if is_paused else ():
+        _save(tx, replace(question, is_paused_besides=True))
 
 
-def _list_budget_questions(connection: Connection, agent: AgentId) -> list[Approval]:
+def _list_budget_questions(tx: Transaction, agent: AgentId) -> list[Approval]:
     """The unsettled questions about budgets of an agent."""
-    found = list_approvals(connection, agent, limit=_MOST_OPEN)
+    found = list_approvals(tx, agent, limit=_MOST_OPEN)
     return [each for each in found if each.about == "budget"]
 
 
-def withdraw_of_run(connection: Connection, run: RunId) -> None:
+def withdraw_for_run(tx: Transaction, run: RunId) -> None:
     """Withdraw the unsettled questions about tools of a run that has ended."""
-    connection.execute(_WITHDRAW_OF_RUN, {"run": run})
+    tx.execute(_WITHDRAW_OF_RUN, {"run": run})
 
 
-def withdraw_of_agent(connection: Connection, agent: AgentId) -> None:
+def withdraw_for_agent(tx: Transaction, agent: AgentId) -> None:
     """Withdraw all unsettled questions of an agent that is removed."""
-    connection.execute(_WITHDRAW_OF_AGENT, {"agent": agent})
+    tx.execute(_WITHDRAW_OF_AGENT, {"agent": agent})
 
 
-def answer(
-    connection: Connection, approval: ApprovalId, given: ApprovalAnswer, settings: StoreSettings
-) -> Approval:
-    stored = find_approval(connection, approval)
-    answered = rules.answer_approval(stored, given)
+def answer(tx: Transaction, approval: ApprovalId, answer: ApprovalAnswer) -> Approval:
+    stored = find_approval(tx, approval)
+    clean = replace(answer, reason=tx.settings.scrubber.clean(answer.reason))
+    answered = rules.answer_approval(stored, clean)
     if answered is not stored:
-        _save(connection, answered)
+        _save(tx, answered)
         if answered.about == "budget":
-            _add_event(connection, answered, settings)
+            _add_event(tx, answered)
         if rules.is_lane_resumed(answered):
-            items.set_paused(connection, answered.agent, False)
+            items.set_paused(tx, answered.agent, is_paused=False)
+    tx.notify(answered.agent)
     return answered
 
 
-def _add_event(connection: Connection, answered: Approval, settings: StoreSettings) -> None:
+def _add_event(tx: Transaction, answered: Approval) -> None:
     """No process waits for an answer about a budget, so the store adds its event."""
-    log = EventLog(connection, answered.agent, rows.lane(connection, answered.agent).event_seq)
-    log.add(None, 1, encode_events([build_resolution(answered)], settings.scrubber))
+    log = EventLog(tx, answered.agent, rows.lane(tx, answered.agent).event_seq)
+    log.add(None, 1, encode_events([build_resolution(answered)], tx.settings.scrubber))
     log.close()
 
 
 def find_approval(connection: Connection, approval: ApprovalId) -> Approval:
-    row = rows.fetch_one(connection, _SELECT, {"approval": approval})
-    if row is None:
-        raise NotFound("approval", approval)
-    return _from(row)
+    found = rows.fetch_one(connection, _SELECT, {"approval": approval}, _decode_approval)
+    return rules.require_found(found, "approval", approval)
 
 
 def list_approvals(
@@ -162,21 +160,21 @@ def list_approvals(
     conditions += [_IS_MATCHING] if matching is not None else []
     sql = _PAGE.format(conditions=" AND ".join(conditions) or "true")
     values = {"agent": agent, "part": matching, "limit": limit}
-    return [_from(row) for row in connection.execute(sql, values)]
+    return [_decode_approval(row) for row in connection.execute(sql, values)]
 
 
 def list_answers(connection: Connection, holder: HolderId) -> dict[AgentId, tuple[Approval, ...]]:
     """The answers that the runs of a holder have not received yet."""
-    found = map(_from, connection.execute(_ANSWERS, {"holder": holder}))
+    found = map(_decode_approval, connection.execute(_ANSWERS, {"holder": holder}))
     return {agent: tuple(each) for agent, each in groupby(found, key=lambda one: one.agent)}
 
 
-def _save(connection: Connection, approval: Approval) -> None:
+def _save(tx: Transaction, approval: Approval) -> None:
     values = {"approval": approval.id, "status": approval.status, "body": rows.encode(approval)}
-    connection.execute(_SAVE, values)
+    tx.execute(_SAVE, values)
 
 
-def _add(connection: Connection, approval: Approval) -> None:
+def _add(tx: Transaction, approval: Approval) -> None:
     values = {
         "approval": approval.id,
         "agent": approval.agent,
@@ -185,10 +183,10 @@ def _add(connection: Connection, approval: Approval) -> None:
         "asked_at": to_micros(approval.asked_at),
         "body": rows.encode(approval),
     }
-    connection.execute(_ADD, values)
+    tx.execute(_ADD, values)
 
 
-def _from(row: tuple[Any, ...]) -> Approval:
+def _decode_approval(row: tuple[Any, ...]) -> Approval:
     """The approval. Its status is a column, because the end of a run withdraws questions without
     decoding them."""
     body, status = row

@@ -1,23 +1,24 @@
 """How a lane is claimed, kept and given up. Each function is one step inside a transaction."""
 
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from steadyrun.errors import ChangeRefused
+from steadyrun.lib.notifier import Hint
 from steadyrun.model.agent import Agent
 from steadyrun.model.gate import UnavailableProviders
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import Claim, Item, Lease, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Run
-from steadyrun.store import Lane, Start, Started
+from steadyrun.store import Accepted, Lane, Start, Started
 from steadyrun.stores import rules
-from steadyrun.stores.sqlite.db.settings import StoreSettings
-from steadyrun.stores.sqlite.sql import gates, items, rows, runs
+from steadyrun.stores.sqlite.db.transaction import Transaction
+from steadyrun.stores.sqlite.sql import agents, gates, holders, items, rows, runs
 from steadyrun.stores.sqlite.sql.events import EventLog
-from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, PROCESS_COLUMNS, Connection, to_micros
+from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, PROCESS_COLUMNS, to_micros
 from steadyrun.stores.sqlite.sql.runs import LastWrites
 
 # As long as no gate is closed, the first provider of every chain does the work.
@@ -75,33 +76,62 @@ class _Chosen(NamedTuple):
     provider: str
 
 
+def accept(tx: Transaction, new: ItemId, message: Message, begin: Start | None) -> Accepted:
+    """`new` is the id of the item that the message becomes."""
+    _, accepted = items.add_item(tx, rows.lane(tx, message.agent), new, message)
+    started = _start_ready(tx, begin, 1, message.agent) if begin else []
+    if not started:
+        tx.notify(message.agent)
+    return accepted.with_started(started[0]) if started else accepted
+
+
 def start(
-    connection: Connection,
-    start: Start,
-    limit: int,
-    agent: AgentId | None,
-    now: datetime,
-    settings: StoreSettings,
+    tx: Transaction,
+    holder: HolderId,
+    create_run: Callable[[Agent, Item], Created],
+    limit: int = 1,
+    *,
+    agent: AgentId | None = None,
+    excluded: Collection[str] = (),
 ) -> list[Started]:
+    return _start_ready(tx, Start(holder, create_run, excluded), limit, agent)
+
+
+def start_direct(
+    tx: Transaction, new: ItemId, agent: Agent, message: Message, begin: Start
+) -> Started:
+    """`new` is the id of the item that the message becomes."""
+    holders.require(tx, begin.holder)
+    rules.require_message_for(agent.id, message, "start_direct")
+    agents.add_agent(tx, agent)
+    items.add_item(tx, rows.lane(tx, agent.id), new, message)
+    started = _start_ready(tx, begin, 1, agent.id)
+    if not started:
+        found = f"the gate of {agent.provider} is closed"
+        raise ChangeRefused("start_direct", found=found)
+    return started[0]
+
+
+def _start_ready(tx: Transaction, begin: Start, limit: int, agent: AgentId | None) -> list[Started]:
     """Claim several lanes at once, unless a gate admits a single run: then each lane is claimed by
     itself, and the next claim finds the gate as the last run has left it."""
-    at_once = 1 if gates.has_ready(connection, now, settings) else limit
+    holders.require(tx, begin.holder)
+    at_once = 1 if gates.has_ready(tx) else limit
     started: list[Started] = []
     while len(started) < limit:
-        shut = gates.find_shut(connection, now, settings, start.excluded)
-        chosen = _claim(connection, start.holder, at_once, agent, now, shut)
-        started += [_start(connection, each, start.create_run, settings) for each in chosen]
+        shut = gates.find_unavailable(tx, begin.excluded)
+        chosen = _claim(tx, begin.holder, at_once, agent, shut)
+        started += [_start(tx, each, begin.create_run) for each in chosen]
         if len(chosen) < at_once or at_once == limit:
             break
     return started
 
 
 def _claim(
-    connection: Connection,
+    tx: Transaction,
     holder: HolderId,
     limit: int,
     agent: AgentId | None,
-    now: datetime,
     shut: UnavailableProviders,
 ) -> list[_Chosen]:
     values = {
@@ -111,133 +141,109 @@ def _claim(
         "closed": rows.to_json_list(shut.closed),
         "suspect": rows.to_json_list(shut.suspect),
     }
-    found = connection.execute(_READY_CHOSEN if shut.closed else _READY_FIRST, values).fetchall()
-    return [
-        _Chosen(_hold(connection, ready, holder, fence, now), provider)
-        for ready, fence, provider in found
-    ]
+    found = tx.execute(_READY_CHOSEN if shut.closed else _READY_FIRST, values).fetchall()
+    return [_Chosen(_hold(tx, ready, holder, fence), provider) for ready, fence, provider in found]
 
 
-def _hold(
-    connection: Connection, agent: AgentId, holder: HolderId, fence: int, now: datetime
-) -> Claim:
-    connection.execute(_HOLD, {"agent": agent, "holder": holder, "fence": fence})
-    [head] = connection.execute(_START_HEAD, {"agent": agent, "now": to_micros(now)}).fetchall()
+def _hold(tx: Transaction, agent: AgentId, holder: HolderId, fence: int) -> Claim:
+    tx.execute(_HOLD, {"agent": agent, "holder": holder, "fence": fence})
+    [head] = tx.execute(_START_HEAD, {"agent": agent, "now": to_micros(tx.now)}).fetchall()
+    # An item that is started already is no work for another holder.
+    tx.notify(agent, Hint.STATE)
     return Claim(agent, holder, fence, rows.decode_item(head))
 
 
 def _start(
-    connection: Connection,
-    chosen: _Chosen,
-    create_run: Callable[[Agent, Item], Created],
-    settings: StoreSettings,
+    tx: Transaction, chosen: _Chosen, create_run: Callable[[Agent, Item], Created]
 ) -> Started:
     claim = chosen.claim
-    agent = rows.agent(connection, claim.agent).with_provider(chosen.provider)
-    run = runs.create(connection, claim, create_run(agent, claim.item), settings)
+    agent = rows.agent(tx, claim.agent).with_provider(chosen.provider)
+    run = runs.create(tx, claim, create_run(agent, claim.item))
     return Started(
         replace(claim, item=replace(claim.item, run=run.id)),
         run,
         agent,
-        rows.find_session(connection, agent.id, run.provider),
-        _find_newest_process(connection, agent.id),
-        rows.run(connection, claim.item.before) if claim.item.before else None,
-        gates.is_probe(connection, run),
+        rows.find_session(tx, agent.id, run.provider),
+        _find_newest_process(tx, agent.id),
+        rows.run(tx, claim.item.before) if claim.item.before else None,
+        gates.is_probe(tx, run),
     )
 
 
-def _find_newest_process(connection: Connection, agent: AgentId) -> Process | None:
-    row = rows.fetch_one(connection, _NEWEST_PROCESS, {"agent": agent})
-    return None if row is None else rows.decode_process(row)
+def _find_newest_process(tx: Transaction, agent: AgentId) -> Process | None:
+    return rows.fetch_one(tx, _NEWEST_PROCESS, {"agent": agent}, rows.decode_process)
 
 
-def start_unprompted(
-    connection: Connection, lease: Lease, message: Message, new: ItemId, now: datetime
-) -> Claim:
-    """`new` is the id of the item that the message becomes."""
-    lane = rows.find_lane(connection, lease.agent)
-    lane = rules.require_warm(lane, lease, "start_unprompted")
-    _, item = _accept_and_run(connection, lane, message, new, now, "start_unprompted")
-    return Claim(lease.agent, lease.holder, lease.fence, item)
+def release_lane(tx: Transaction, lease: Lease) -> None:
+    lane = rules.require_warm(rows.find_lane(tx, lease.agent), lease, "release_lane")
+    items.save_lane(tx, rules.free_lane(lane, tx.now))
+    tx.notify(lease.agent)
 
 
-def _accept_and_run(
-    connection: Connection, lane: Lane, message: Message, new: ItemId, now: datetime, verb: str
-) -> tuple[Lane, Item]:
-    """Accept a message and run it at once, before what is queued."""
-    rules.require_message_for(lane.agent, message, verb)
-    lane, accepted = items.accept_in(connection, lane, new, message, now)
-    started = rules.start_item(rules.require_new(accepted, verb), "none", now)
-    lane = rules.count_started(lane)
-    items.save_items(connection, [started])
-    items.save_lane(connection, lane)
-    return lane, started
-
-
-def release_lane(connection: Connection, lease: Lease, now: datetime) -> None:
-    lane = rows.find_lane(connection, lease.agent)
-    lane = rules.require_warm(lane, lease, "release_lane")
-    items.save_lane(connection, rules.free_lane(lane, now))
-
-
-def continue_with(
-    connection: Connection, claim: Claim, to: ItemId | Message, new: ItemId, now: datetime
-) -> Claim:
+def continue_with(tx: Transaction, new: ItemId, lease: Lease, to: ItemId | Message) -> Claim:
     """`new` is the id of the item that a message becomes."""
-    lane = rules.require_held(rows.find_lane(connection, claim.agent), claim)
-    item = runs.find_main(connection, claim, "continue_with")
-    run = _find_ended_run(connection, item, "continue_with")
-    running = items.list_running(connection, claim.agent)
-    if isinstance(to, Message):
-        lane, started = _accept_and_run(connection, lane, to, new, now, "continue_with")
+    lane = rows.find_lane(tx, lease.agent)
+    if isinstance(lease, Claim):
+        lane, ended = rules.require_held(lane, lease), _end_for_next(tx, lease)
     else:
-        offer = rules.require_offer(rows.item(connection, to), claim)
-        started = rules.start_item(offer, "own_turn", now)
-        items.save_items(connection, [started])
-    ended = [
-        rules.settle_after_run(each, run, now) for each in running if each.delivery != "offered"
-    ]
-    items.save_items(connection, ended)
-    items.save_lane(connection, rules.count_requeued(lane, ended))
-    return replace(claim, item=started)
+        lane, ended = rules.require_warm(lane, lease, "continue_with"), []
+    if isinstance(to, Message):
+        lane, started = _accept_unprompted(tx, lane, new, to)
+    else:
+        offer = rules.require_offer(rows.item(tx, to), lease)
+        started = rules.start_item(offer, "own_turn", tx.now)
+    items.save_items(tx, [*ended, started])
+    items.save_lane(tx, rules.count_requeued(lane, ended))
+    tx.notify(lease.agent)
+    return Claim(lease.agent, lease.holder, lease.fence, started)
 
 
-def retry(connection: Connection, claim: Claim, now: datetime, *, spends: bool) -> Claim:
-    lane = rules.require_held(rows.find_lane(connection, claim.agent), claim)
-    item = runs.find_main(connection, claim, "retry")
-    run = _find_ended_run(connection, item, "retry")
-    prepared = rules.retry_item(item, run, spends=spends)
-    running = items.list_running(connection, claim.agent)
-    others = [rules.requeue_item(each, now) for each in running if each.id != item.id]
-    items.save_items(connection, [prepared, *others])
+def _end_for_next(tx: Transaction, claim: Claim) -> list[Item]:
+    """The items that the run of the claim leaves behind, settled."""
+    item = runs.find_main(tx, claim, "continue_with")
+    run = _find_ended_run(tx, item, "continue_with")
+    running = items.list_running(tx, claim.agent)
+    return [rules.settle_after_run(i, run, tx.now) for i in running if i.delivery != "offered"]
+
+
+def _accept_unprompted(
+    tx: Transaction, lane: Lane, new: ItemId, message: Message
+) -> tuple[Lane, Item]:
+    """Accept the message of a turn that has begun already; it is not queued."""
+    rules.require_message_for(lane.agent, message, "continue_with")
+    lane, accepted = items.add_item(tx, lane, new, message)
+    started = rules.start_item(rules.require_new(accepted, "continue_with"), "none", tx.now)
+    return rules.count_started(lane), started
+
+
+def retry(tx: Transaction, claim: Claim, *, spends: bool) -> Claim:
+    lane = rules.require_held(rows.find_lane(tx, claim.agent), claim)
+    item = runs.find_main(tx, claim, "retry")
+    prepared = rules.retry_item(item, _find_ended_run(tx, item, "retry"), spends=spends)
+    running = items.list_running(tx, claim.agent)
+    others = [rules.requeue_item(each, tx.now) for each in running if each.id != item.id]
+    items.save_items(tx, [prepared, *others])
     if others:
-        items.save_lane(connection, rules.count_requeued(lane, others))
+        items.save_lane(tx, rules.count_requeued(lane, others))
+    tx.notify(claim.agent)
     return replace(claim, item=prepared)
 
 
-def settle(
-    connection: Connection,
-    claim: Claim,
-    last: LastWrites,
-    now: datetime,
-    settings: StoreSettings,
-    *,
-    keep_warm: bool,
-) -> Item:
-    lane = rules.require_held(rows.find_lane(connection, claim.agent), claim)
-    item = runs.find_main(connection, claim, "settle")
-    log = EventLog(connection, claim.agent, lane.event_seq)
-    run = runs.end(connection, claim, item, last, log, settings)
+def settle(tx: Transaction, claim: Claim, last: LastWrites, *, keep_warm: bool) -> Item:
+    lane = rules.require_held(rows.find_lane(tx, claim.agent), claim)
+    item = runs.find_main(tx, claim, "settle")
+    run = runs.end(tx, claim, item, last, EventLog(tx, claim.agent, lane.event_seq))
     ended = {
-        each.id: rules.settle_after_run(each, run, now)
-        for each in items.list_running(connection, claim.agent)
+        each.id: rules.settle_after_run(each, run, tx.now)
+        for each in items.list_running(tx, claim.agent)
     }
-    items.save_items(connection, ended.values())
+    items.save_items(tx, ended.values())
     lane = rules.count_requeued(lane, [*ended.values()])
-    items.save_lane(connection, rules.end_claim(lane, now, keep_warm=keep_warm))
+    items.save_lane(tx, rules.end_claim(lane, tx.now, keep_warm=keep_warm))
+    tx.notify(claim.agent)
     return ended[item.id]
 
 
-def _find_ended_run(connection: Connection, item: Item, verb: str) -> Run:
-    run = rows.run(connection, item.run) if item.run else None
+def _find_ended_run(tx: Transaction, item: Item, verb: str) -> Run:
+    run = rows.run(tx, item.run) if item.run else None
     return rules.require_ended(run, verb)

@@ -14,6 +14,7 @@ from steadyrun.model.gate import (
     Gate,
     GateReport,
     Limited,
+    NotLaunched,
     UnavailableProviders,
     build_gate_event,
     compute_gate_state,
@@ -24,7 +25,7 @@ from steadyrun.model.gate import (
     step_gate,
 )
 from steadyrun.model.run import Run
-from steadyrun.stores.sqlite.db.settings import StoreSettings
+from steadyrun.stores.sqlite.db.transaction import Transaction
 from steadyrun.stores.sqlite.sql import rows
 from steadyrun.stores.sqlite.sql.events import ADD_BATCH, NEXT_CURSOR
 from steadyrun.stores.sqlite.sql.rows import Connection
@@ -44,49 +45,42 @@ def list_gates(connection: Connection, accounts: Accounts | None) -> list[Gate]:
     ]
 
 
-def update(
-    connection: Connection,
-    provider: str,
-    account: str | None,
-    news: GateReport,
-    now: datetime,
-    settings: StoreSettings,
+def update_gate(
+    tx: Transaction, provider: str, report: GateReport, *, account: str | None = None
 ) -> Gate:
-    """Report news to the gate of an account, or of the present account."""
-    account = find_account(provider, settings.accounts) if account is None else account
-    gate = _find(connection, provider, account) or Gate(provider, account)
-    return _step(connection, gate, news, now, settings)[0]
+    account = find_account(provider, tx.settings.accounts) if account is None else account
+    gate = _find(tx, provider, account) or Gate(provider, account)
+    tx.notify(None)
+    return _step(tx, gate, report, tx.now)[0]
 
 
-def on_run_started(connection: Connection, run: Run, settings: StoreSettings) -> None:
+def on_run_started(tx: Transaction, run: Run) -> None:
     """Report a new run to its gate: the run may be the probe of a closed gate."""
-    gate = _find(connection, run.provider, run.account)
+    gate = _find(tx, run.provider, run.account)
     if gate and gate.is_closed:
-        _step(connection, gate, Dispatched(run.id), run.created_at, settings)
+        _step(tx, gate, Dispatched(run.id), run.created_at)
 
 
-def on_run_ended(connection: Connection, run: Run, settings: StoreSettings) -> bool:
+def on_run_ended(tx: Transaction, run: Run) -> bool:
     """Report the end of a run to its gate; whether an event was added."""
-    news, now = report_run_end(run), run.ended_at
+    report, now = report_run_end(run), run.ended_at
     assert now
-    gate = _find(connection, run.provider, run.account)
-    if gate is None and isinstance(news, Limited):
+    gate = _find(tx, run.provider, run.account)
+    if gate is None and isinstance(report, Limited | NotLaunched):
         gate = Gate(run.provider, run.account)
-    return gate is not None and _step(connection, gate, news, now, settings)[1]
+    return gate is not None and _step(tx, gate, report, now)[1]
 
 
-def find_shut(
-    connection: Connection, now: datetime, settings: StoreSettings, excluded: Collection[str] = ()
-) -> UnavailableProviders:
+def find_unavailable(tx: Transaction, excluded: Collection[str] = ()) -> UnavailableProviders:
     """The providers that get no run; lanes wait for those in `excluded` as for suspect ones."""
-    closed, suspect = find_unavailable_providers(list_gates(connection, settings.accounts), now)
+    closed, suspect = find_unavailable_providers(list_gates(tx, tx.settings.accounts), tx.now)
     return UnavailableProviders(closed, suspect.union(excluded))
 
 
-def has_ready(connection: Connection, now: datetime, settings: StoreSettings) -> bool:
+def has_ready(tx: Transaction) -> bool:
     """Whether a gate admits a single run."""
-    present = list_gates(connection, settings.accounts)
-    return any(compute_gate_state(gate, now) == "ready" for gate in present)
+    present = list_gates(tx, tx.settings.accounts)
+    return any(compute_gate_state(gate, tx.now) == "ready" for gate in present)
 
 
 def is_probe(connection: Connection, run: Run) -> bool:
@@ -96,29 +90,26 @@ def is_probe(connection: Connection, run: Run) -> bool:
 
 
 def _find(connection: Connection, provider: str, account: str) -> Gate | None:
-    row = rows.fetch_one(connection, _SELECT_GATE, {"provider": provider, "account": account})
-    return None if row is None else _gate.decode(row[0])
+    values = {"provider": provider, "account": account}
+    return rows.fetch_one(connection, _SELECT_GATE, values, lambda row: _gate.decode(row[0]))
 
 
-def _step(
-    connection: Connection, before: Gate, news: GateReport, now: datetime, settings: StoreSettings
-) -> tuple[Gate, bool]:
-    after = step_gate(before, news, now, settings.gate)
-    after = replace(after, reason=settings.scrubber.clean(after.reason))
+def _step(tx: Transaction, before: Gate, report: GateReport, now: datetime) -> tuple[Gate, bool]:
+    """Apply a report; the gate after it, and whether an event was added."""
+    after = step_gate(before, report, now, tx.settings.gate)
+    after = replace(after, reason=tx.settings.scrubber.clean(after.reason))
     if after != before:
         values = {"provider": after.provider, "account": after.account}
-        connection.execute(_PUT_GATE, {**values, "body": rows.encode(after)})
+        tx.execute(_PUT_GATE, {**values, "body": rows.encode(after)})
     event = build_gate_event(before, after, now)
     if event:
-        _add_event(connection, event, now, settings)
+        _add_event(tx, event, now)
     return after, event is not None
 
 
-def _add_event(
-    connection: Connection, event: Event, now: datetime, settings: StoreSettings
-) -> None:
+def _add_event(tx: Transaction, event: Event, now: datetime) -> None:
     """Add an event of no agent. It has a cursor, like every event, and no number."""
-    [cursor] = connection.execute(f"SELECT {NEXT_CURSOR}").fetchone()
+    [cursor] = tx.execute(f"SELECT {NEXT_CURSOR}").fetchone()
     values = {
         "cursor": cursor,
         "agent": None,
@@ -127,6 +118,6 @@ def _add_event(
         "first_seq": 0,
         "last_seq": 0,
         "tools": 0,
-        "body": encode_events([Emitted(f"gate:{cursor}", 0, now, event)], settings.scrubber),
+        "body": encode_events([Emitted(f"gate:{cursor}", 0, now, event)], tx.settings.scrubber),
     }
-    connection.execute(ADD_BATCH, values)
+    tx.execute(ADD_BATCH, values)

@@ -4,11 +4,13 @@ inside a transaction."""
 from collections.abc import Sequence
 
 from steadyrun.errors import HolderGone
+from steadyrun.lib.notifier import Hint
 from steadyrun.model.ids import AgentId, HolderId
 from steadyrun.model.item import Claim, Lease
 from steadyrun.model.process import Process
 from steadyrun.store import AbandonedLane, Holder
 from steadyrun.stores.sqlite.db.liveness import Liveness
+from steadyrun.stores.sqlite.db.transaction import Transaction
 from steadyrun.stores.sqlite.sql import rows
 from steadyrun.stores.sqlite.sql.rows import (
     ITEM_COLUMNS,
@@ -22,7 +24,7 @@ _ADD_HOLDER = "INSERT INTO holders VALUES (:holder, :kind, :machine, :version, :
 _REMOVE_HOLDER = "DELETE FROM holders WHERE holder_id = :holder"
 
 
-def add(connection: Connection, holder: Holder) -> None:
+def add(tx: Transaction, holder: Holder) -> None:
     values = {
         "holder": holder.id,
         "kind": holder.kind,
@@ -30,11 +32,11 @@ def add(connection: Connection, holder: Holder) -> None:
         "version": holder.version,
         "now": to_micros(holder.joined_at),
     }
-    connection.execute(_ADD_HOLDER, values)
+    tx.execute(_ADD_HOLDER, values)
 
 
-def remove(connection: Connection, holder: HolderId) -> None:
-    connection.execute(_REMOVE_HOLDER, {"holder": holder})
+def remove(tx: Transaction, holder: HolderId) -> None:
+    tx.execute(_REMOVE_HOLDER, {"holder": holder})
 
 
 _HOLDERS = "SELECT holder_id, kind, machine, version, joined_at FROM holders ORDER BY holder_id"
@@ -51,8 +53,10 @@ _IS_HOLDER = "SELECT 1 FROM holders WHERE holder_id = :holder"
 
 
 def require(connection: Connection, holder: HolderId) -> None:
-    """The holder was not removed by a reaper that found it dead."""
-    if rows.fetch_one(connection, _IS_HOLDER, {"holder": holder}) is None:
+    """Raise `HolderGone` if another holder removed this one, because its process seemed to have
+    ended.
+    """
+    if not rows.has_row(connection, _IS_HOLDER, {"holder": holder}):
         raise HolderGone(holder)
 
 
@@ -71,20 +75,22 @@ _TAKE_OVER = """
 
 
 def reap(
-    connection: Connection, holder: HolderId, liveness: Liveness, *, lasting: bool
+    tx: Transaction, holder: HolderId, liveness: Liveness, *, lasting: bool
 ) -> list[AbandonedLane]:
-    require(connection, holder)
-    stored = [name for [name] in connection.execute(_STORED_HOLDERS).fetchall()]
+    require(tx, holder)
+    stored = [name for [name] in tx.execute(_STORED_HOLDERS).fetchall()]
     dead = [name for name in stored if not liveness.is_alive(name)]
     values = {"holder": holder, "dead": rows.to_json_list(dead), "lasting": lasting}
     leases = [
         Lease(agent, holder, fence)
-        for agent, fence in sorted(connection.execute(_TAKE_OVER, values).fetchall())
+        for agent, fence in sorted(tx.execute(_TAKE_OVER, values).fetchall())
     ]
     for name in dead:
-        connection.execute(_REMOVE_HOLDER, {"holder": name})
+        tx.execute(_REMOVE_HOLDER, {"holder": name})
         liveness.forget(name)
-    return _load_lanes(connection, leases)
+    for lease in leases:
+        tx.notify(lease.agent, Hint.STATE)
+    return _load_lanes(tx, leases)
 
 
 _AGENTS = """
@@ -117,7 +123,7 @@ def _load_lanes(connection: Connection, leases: Sequence[Lease]) -> list[Abandon
     found = connection.execute(
         _RUNS, {"runs": rows.to_json_list(i.run for i in items.values())}
     ).fetchall()
-    runs = {run.id: run for run in (rows.run_from(connection, row) for row in found)}
+    runs = {run.id: run for run in (rows.decode_run(connection, row) for row in found)}
     processes: dict[AgentId, list[Process]] = {agent: [] for agent in agents}
     for process in map(rows.decode_process, connection.execute(_PROCESSES, values)):
         processes[process.agent].append(process)

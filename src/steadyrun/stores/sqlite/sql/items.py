@@ -1,15 +1,14 @@
 """Items and lanes in the database. Each function is one step inside a transaction."""
 
 from collections.abc import Iterable
-from datetime import datetime
 
 import msgspec
 
-from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, ItemId
-from steadyrun.model.item import Item, Message, Payload
+from steadyrun.model.item import Item, Message, Payload, build_cancel_fact
 from steadyrun.store import DEDUP_RETENTION, Accepted, Lane
 from steadyrun.stores import rules
+from steadyrun.stores.sqlite.db.transaction import Transaction
 from steadyrun.stores.sqlite.sql import rows
 from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, Connection, to_maybe_micros, to_micros
 
@@ -44,38 +43,33 @@ _RUNNING = f"""
 """  # noqa: S608
 
 
-def accept(connection: Connection, new: ItemId, message: Message, now: datetime) -> Accepted:
-    """`new` is the id of the item that the message becomes."""
-    return accept_in(connection, rows.lane(connection, message.agent), new, message, now)[1]
-
-
-def accept_in(
-    connection: Connection, lane: Lane, new: ItemId, message: Message, now: datetime
-) -> tuple[Lane, Accepted]:
-    """Accept a message into a lane that was read in this transaction; the lane after it."""
+def add_item(tx: Transaction, lane: Lane, new: ItemId, message: Message) -> tuple[Lane, Accepted]:
+    """Accept a message as the item `new`; the lane after it."""
     if message.key is not None:
-        connection.execute(_FORGET_KEYS, {"now": to_micros(now)})
+        tx.execute(_FORGET_KEYS, {"now": to_micros(tx.now)})
         key = {"agent": message.agent, "key": message.key}
-        stored = rows.fetch_one(connection, _FIND_KEY, key)
+        stored = rows.fetch_one(tx, _FIND_KEY, key, lambda row: rows.item(tx, row[0]))
         if stored:
-            return lane, Accepted(rows.item(connection, stored[0]), is_new=False)
-        expires = to_micros(now + DEDUP_RETENTION)
-        connection.execute(_ADD_KEY, {**key, "item": new, "expires": expires})
-    item = rules.create_item(new, message, lane, now)
-    connection.execute(_ADD_ITEM, _encode_item(item))
-    lane = rules.count_accepted(lane, item, now)
-    save_lane(connection, lane)
+            return lane, Accepted(stored, is_new=False)
+        expires = to_micros(tx.now + DEDUP_RETENTION)
+        tx.execute(_ADD_KEY, {**key, "item": new, "expires": expires})
+    item = rules.create_item(new, message, lane, tx.now)
+    tx.execute(_ADD_ITEM, _encode_item(item))
+    lane = rules.count_accepted(lane, item, tx.now)
+    save_lane(tx, lane)
     return lane, Accepted(item, is_new=True)
 
 
-def cancel(connection: Connection, item: ItemId, reason: ErrorFact | None, now: datetime) -> Item:
-    found = rows.item(connection, item)
-    cancelled = rules.cancel_item(found, reason, now)
+def cancel(tx: Transaction, item: ItemId, reason: str | None = None) -> Item:
+    found = rows.item(tx, item)
+    fact = build_cancel_fact(reason and tx.settings.scrubber.clean(reason))
+    cancelled = rules.cancel_item(found, fact, tx.now)
     if cancelled is not found:
-        save_items(connection, [cancelled])
+        save_items(tx, [cancelled])
     if found.status == "queued":
-        lane = rows.lane(connection, found.agent)
-        save_lane(connection, rules.count_cancelled(lane, now))
+        lane = rows.lane(tx, found.agent)
+        save_lane(tx, rules.count_cancelled(lane, tx.now))
+    tx.notify(found.agent)
     return cancelled
 
 
@@ -83,7 +77,7 @@ def list_running(connection: Connection, agent: AgentId) -> list[Item]:
     return [rows.decode_item(row) for row in connection.execute(_RUNNING, {"agent": agent})]
 
 
-def save_items(connection: Connection, items: Iterable[Item]) -> None:
+def save_items(tx: Transaction, items: Iterable[Item]) -> None:
     for item in items:
         values = {
             **msgspec.structs.asdict(item),
@@ -92,17 +86,17 @@ def save_items(connection: Connection, items: Iterable[Item]) -> None:
             "error": rows.encode(item.error) if item.error else None,
         }
         del values["payload"], values["created_at"]
-        connection.execute(_SAVE_ITEM, values)
+        tx.execute(_SAVE_ITEM, values)
 
 
-def save_lane(connection: Connection, lane: Lane) -> None:
+def save_lane(tx: Transaction, lane: Lane) -> None:
     values = {**msgspec.structs.asdict(lane), "ready_at": to_maybe_micros(lane.ready_at)}
-    connection.execute(_SAVE_LANE, values)
+    tx.execute(_SAVE_LANE, values)
 
 
-def set_paused(connection: Connection, agent: AgentId, is_paused: bool) -> None:
-    rows.lane(connection, agent)
-    connection.execute(_SET_PAUSED, {"agent": agent, "is_paused": is_paused})
+def set_paused(tx: Transaction, agent: AgentId, *, is_paused: bool) -> None:
+    rows.lane(tx, agent)
+    tx.execute(_SET_PAUSED, {"agent": agent, "is_paused": is_paused})
 
 
 _GIVEN = ("agent", "seq", "kind", "text", "on_lost", "followup")

@@ -1,24 +1,25 @@
 """The queries of the reading verbs. Pages are read by key: no OFFSET, no count(*).
 
-A function here has the parameters of its verb, after the connection: `reads` makes it the verb.
+A function here has the parameters of its verb, after the connection: `make_read` makes it the verb.
 """
 
+import sqlite3
 from collections.abc import Collection
 from datetime import UTC, datetime, tzinfo
 
 import msgspec
 
-from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import StoredEvent
 from steadyrun.model.event_codec import EventRow, decode_row
-from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
+from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
-from steadyrun.model.session import ResumeToken
-from steadyrun.model.usage import Cost, UsageSum
+from steadyrun.model.session import Session
+from steadyrun.model.usage import UsageSum
 from steadyrun.store import PAGE, Grouping, PendingRequests
+from steadyrun.stores import rules
 from steadyrun.stores.sqlite.sql import approvals, rows
 from steadyrun.stores.sqlite.sql.rows import (
     ITEM_COLUMNS,
@@ -28,6 +29,8 @@ from steadyrun.stores.sqlite.sql.rows import (
     to_maybe_micros,
 )
 
+# A page of events ends early if they are so large: the daemon reads pages for every follower.
+PAGE_BYTES = 8 * 1024 * 1024
 _AGENT = """
     SELECT body FROM agents
     WHERE (name = :name AND removed_at IS NULL) OR agent_id = :name
@@ -40,10 +43,8 @@ _AGENTS = """
 
 
 def agent(connection: Connection, name: str) -> Agent:
-    row = rows.fetch_one(connection, _AGENT, {"name": name})
-    if row is None:
-        raise NotFound("agent", name)
-    return rows.decode_agent(row)
+    found = rows.fetch_one(connection, _AGENT, {"name": name}, rows.decode_agent)
+    return rules.require_found(found, "agent", name)
 
 
 def agents(connection: Connection) -> list[Agent]:
@@ -87,18 +88,21 @@ def pending_requests(connection: Connection, holder: HolderId) -> list[PendingRe
     ]
 
 
-# Ids of agents are in the order of time: the agent that has the token now comes first.
-_NEWEST_SESSION = """
-    SELECT body FROM sessions
-    WHERE provider = :provider AND token = :token
-    ORDER BY agent_id DESC
-    LIMIT 1
-"""
-
-
-def token(connection: Connection, provider: str, token: str) -> ResumeToken | None:
-    row = rows.fetch_one(connection, _NEWEST_SESSION, {"provider": provider, "token": token})
-    return None if row is None else rows.decode_session(row).current
+def sessions(
+    connection: Connection,
+    agent: AgentId | None = None,
+    *,
+    provider: str | None = None,
+    token: str | None = None,
+) -> dict[str, Session]:
+    conditions = ["agent_id = :agent"] if agent is not None else []
+    conditions += ["provider = :provider"] if provider is not None else []
+    conditions += ["token = :token"] if token is not None else []
+    # Ids of agents are in the order of time: the newest agent comes last and is kept.
+    sql = _build_page("provider, body", "sessions", conditions, "agent_id")
+    values = {"agent": agent, "provider": provider, "token": token, "limit": -1}
+    found = connection.execute(sql, values)
+    return {name: rows.decode_session((body,)) for name, body in found}
 
 
 def items(
@@ -128,25 +132,15 @@ def runs(
     conditions += ["run_id < :before"] if before is not None else []
     sql = _build_page("body", "runs", conditions, "run_id DESC")
     found = connection.execute(sql, {"agent": agent, "before": before, "limit": limit})
-    return [rows.run_from(connection, row) for row in found.fetchall()]
+    return [rows.decode_run(connection, row) for row in found.fetchall()]
 
 
-_COSTS = """
-    SELECT run_id, cost_usd, cost_kind FROM runs
-    WHERE run_id IN (SELECT value FROM json_each(:runs))
-"""
-
-
-def run_costs(connection: Connection, runs: Collection[RunId]) -> dict[RunId, Cost]:
-    found = connection.execute(_COSTS, {"runs": rows.to_json_list(runs)})
-    return {run: Cost(usd, kind) for run, usd, kind in found}
-
-
-def open_processes(connection: Connection, agent: AgentId | None = None) -> list[Process]:
-    conditions = ["closed_at IS NULL"]
-    conditions += ["agent_id = :agent"] if agent is not None else []
+def processes(connection: Connection, ids: Collection[ProcessId] | None = None) -> list[Process]:
+    conditions = [
+        "closed_at IS NULL" if ids is None else "process_id IN (SELECT value FROM json_each(:ids))"
+    ]
     sql = _build_page(PROCESS_COLUMNS, "processes", conditions, "process_id")
-    found = connection.execute(sql, {"agent": agent, "limit": -1})
+    found = connection.execute(sql, {"ids": rows.to_json_list(ids or ()), "limit": -1})
     return [rows.decode_process(row) for row in found]
 
 
@@ -168,13 +162,15 @@ def events(
     start = connection.execute(first, values).fetchone()[0] if after else 0
     sql = f"{_BATCHES} WHERE {where} AND event_batches.id >= :start ORDER BY event_batches.id"
     pages: list[list[StoredEvent]] = []
-    count = 0
-    for row in connection.execute(
+    count = size = 0
+    for found_row in connection.execute(
         f"{sql} DESC" if newest else sql, {**values, "start": start or 0}
     ):
-        pages.append([event for event in decode_row(EventRow(*row)) if event.cursor > after])
+        row = EventRow(*found_row)
+        pages.append([event for event in decode_row(row) if event.cursor > after])
         count += len(pages[-1])
-        if count >= limit:
+        size += len(row.body)
+        if count >= limit or (count and size > PAGE_BYTES and not newest):
             break
     found = [event for page in (reversed(pages) if newest else pages) for event in page]
     return found[max(0, count - limit) :] if newest else found[:limit]
@@ -203,20 +199,6 @@ USAGE_COLUMNS = """
         + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0)
     ) FILTER (WHERE cost_kind = 'unknown'), 0)
 """
-_USAGE = f"""
-    SELECT {USAGE_COLUMNS} FROM runs
-    WHERE (:agent IS NULL OR agent_id = :agent)
-      AND created_at >= coalesce(:since, created_at)
-"""  # noqa: S608
-
-
-def usage(
-    connection: Connection, *, agent: AgentId | None = None, since: datetime | None = None
-) -> UsageSum:
-    values = {"agent": agent, "since": to_maybe_micros(since)}
-    return UsageSum(*connection.execute(_USAGE, values).fetchone())
-
-
 # A direct agent is made for a single run and has no name of its own.
 _GROUPS: dict[Grouping, str] = {
     "agent": "CASE WHEN agents.is_direct THEN '' ELSE agents.name END",
@@ -226,19 +208,19 @@ _GROUPS: dict[Grouping, str] = {
 }
 
 
-def usage_by(
-    connection: Connection,
+def usage(
+    connection: sqlite3.Connection,
     by: Grouping,
     *,
     agent: AgentId | None = None,
     since: datetime | None = None,
     zone: tzinfo = UTC,
 ) -> dict[str, UsageSum]:
-    def local_date(at: int) -> str:
+    def to_local_date(at: int) -> str:
         return from_micros(at).astimezone(zone).date().isoformat()
 
     # SQLite has no time zones. The function replaces the one of an earlier call.
-    connection.create_function("local_date", 1, local_date)
+    connection.create_function("local_date", 1, to_local_date)
     sql = f"""
         SELECT {_GROUPS[by]}, {USAGE_COLUMNS} FROM runs
         JOIN agents USING (agent_id)

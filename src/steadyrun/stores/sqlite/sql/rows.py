@@ -1,14 +1,13 @@
 """Converts rows of the database to values of the model, and back."""
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import structs
 
-from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
@@ -17,9 +16,13 @@ from steadyrun.model.process import Marks, Process, SavedState
 from steadyrun.model.run import Run
 from steadyrun.model.session import Session
 from steadyrun.store import Lane
+from steadyrun.stores import rules
+from steadyrun.stores.sqlite.db.transaction import Transaction
 
-Connection = sqlite3.Connection
+# What executes statements: a connection that reads, or a transaction.
+Connection = sqlite3.Connection | Transaction
 Row = tuple[Any, ...]
+T = TypeVar("T")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -43,6 +46,9 @@ EVENT_SEQ = """
         WHERE event_batches.agent_id = lanes.agent_id
         ORDER BY event_batches.id DESC
         LIMIT 1
+    ), (
+        SELECT pruned_events.last_seq FROM pruned_events
+        WHERE pruned_events.agent_id = lanes.agent_id
     ), 0)
 """
 LANE_COLUMNS = f"""
@@ -70,9 +76,16 @@ def from_maybe_micros(at: int | None) -> datetime | None:
     return None if at is None else from_micros(at)
 
 
-def fetch_one(connection: Connection, sql: str, parameters: Mapping[str, object]) -> Row | None:
+def fetch_one(
+    connection: Connection, sql: str, parameters: Mapping[str, object], decode: Callable[[Row], T]
+) -> T | None:
+    """The decoded first row, if there is one."""
     row: Row | None = connection.execute(sql, parameters).fetchone()
-    return row
+    return None if row is None else decode(row)
+
+
+def has_row(connection: Connection, sql: str, parameters: Mapping[str, object]) -> bool:
+    return connection.execute(sql, parameters).fetchone() is not None
 
 
 def to_json_list(names: Iterable[str | None]) -> str:
@@ -105,7 +118,7 @@ def decode_agent(row: Row) -> Agent:
     return _agent.decode(row[0])
 
 
-def run_from(connection: Connection, row: Row) -> Run:
+def decode_run(connection: Connection, row: Row) -> Run:
     """The run. As long as it has not ended, its events are counted in their table."""
     run = _run.decode(row[0])
     if run.is_terminal:
@@ -143,55 +156,39 @@ _SELECT_SESSION = """
 
 
 def find_lane(connection: Connection, agent: AgentId) -> Lane | None:
-    row = fetch_one(connection, _SELECT_LANE, {"agent": agent})
-    return None if row is None else decode_lane(row)
+    return fetch_one(connection, _SELECT_LANE, {"agent": agent}, decode_lane)
 
 
 def lane(connection: Connection, agent: AgentId) -> Lane:
-    found = find_lane(connection, agent)
-    if found is None:
-        raise NotFound("agent", agent)
-    return found
+    return rules.require_found(find_lane(connection, agent), "agent", agent)
 
 
 def find_agent(connection: Connection, agent: AgentId) -> Agent | None:
-    row = fetch_one(connection, _SELECT_AGENT, {"agent": agent})
-    return None if row is None else decode_agent(row)
+    return fetch_one(connection, _SELECT_AGENT, {"agent": agent}, decode_agent)
 
 
 def agent(connection: Connection, agent: AgentId) -> Agent:
-    found = find_agent(connection, agent)
-    if found is None:
-        raise NotFound("agent", agent)
-    return found
+    return rules.require_found(find_agent(connection, agent), "agent", agent)
 
 
 def item(connection: Connection, item: ItemId) -> Item:
-    row = fetch_one(connection, _SELECT_ITEM, {"item": item})
-    if row is None:
-        raise NotFound("item", item)
-    return decode_item(row)
+    found = fetch_one(connection, _SELECT_ITEM, {"item": item}, decode_item)
+    return rules.require_found(found, "item", item)
 
 
-def process(connection: Connection, process: ProcessId) -> Process:
-    row = fetch_one(connection, _SELECT_PROCESS, {"process": process})
-    if row is None:
-        raise NotFound("process", process)
-    return decode_process(row)
+def require_process(connection: Connection, process: ProcessId) -> Process:
+    found = fetch_one(connection, _SELECT_PROCESS, {"process": process}, decode_process)
+    return rules.require_found(found, "process", process)
 
 
 def find_run(connection: Connection, run: RunId) -> Run | None:
-    row = fetch_one(connection, _SELECT_RUN, {"run": run})
-    return None if row is None else run_from(connection, row)
+    return fetch_one(connection, _SELECT_RUN, {"run": run}, lambda row: decode_run(connection, row))
 
 
 def run(connection: Connection, run: RunId) -> Run:
-    found = find_run(connection, run)
-    if found is None:
-        raise NotFound("run", run)
-    return found
+    return rules.require_found(find_run(connection, run), "run", run)
 
 
 def find_session(connection: Connection, agent: AgentId, provider: str) -> Session | None:
-    row = fetch_one(connection, _SELECT_SESSION, {"agent": agent, "provider": provider})
-    return None if row is None else decode_session(row)
+    values = {"agent": agent, "provider": provider}
+    return fetch_one(connection, _SELECT_SESSION, values, decode_session)

@@ -1,12 +1,12 @@
 """Runs, processes and events in the database. Each function is one step inside a transaction."""
 
-from datetime import datetime
 from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from steadyrun.errors import LeaseLost
+from steadyrun.lib.notifier import Hint
 from steadyrun.model.batch import AppendResult, Batch, select_new
 from steadyrun.model.event import (
     ApprovalRequested,
@@ -35,10 +35,10 @@ from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.store import Lane
 from steadyrun.stores import rules
-from steadyrun.stores.sqlite.db.settings import StoreSettings
+from steadyrun.stores.sqlite.db.transaction import Transaction
 from steadyrun.stores.sqlite.sql import approvals, gates, items, rows
 from steadyrun.stores.sqlite.sql.events import NEXT_CURSOR, EventLog
-from steadyrun.stores.sqlite.sql.rows import EVENT_SEQ, Connection, to_maybe_micros, to_micros
+from steadyrun.stores.sqlite.sql.rows import EVENT_SEQ, to_maybe_micros, to_micros
 
 
 class EncodedBatch(Struct, frozen=True):
@@ -89,79 +89,73 @@ _CLOSE_PROCESS = """
 _PUT_SESSION = "INSERT OR REPLACE INTO sessions VALUES (:agent, :provider, :token, :body)"
 
 
-def find_main(connection: Connection, claim: Claim, verb: str) -> Item:
+def find_main(tx: Transaction, claim: Claim, verb: str) -> Item:
     """The item of the claim, which must be the main item of its lane."""
-    return rules.require_running(rows.item(connection, claim.item.id), claim, verb)
+    return rules.require_running(rows.item(tx, claim.item.id), claim, verb)
 
 
-def end(
-    connection: Connection,
-    claim: Claim,
-    item: Item,
-    last: LastWrites,
-    log: EventLog,
-    settings: StoreSettings,
-) -> Run:
+def end(tx: Transaction, claim: Claim, item: Item, last: LastWrites, log: EventLog) -> Run:
     """Append the last batch, apply the last change; the run of the item, which has ended then."""
     if last.batch:
-        log = _append(connection, claim, last.batch, settings)
-    run = rows.run(connection, item.run) if item.run else None
+        log = _append(tx, claim, last.batch)
+    run = rows.run(tx, item.run) if item.run else None
     if run and last.change:
-        run = _change(connection, log, run, last.change, settings)
+        run = _change(tx, log, run, last.change)
     run = rules.require_ended(run, "settle")
     log.close()
     return run
 
 
-def change(
-    connection: Connection, claim: Claim, run: RunId, change_: RunChange, settings: StoreSettings
-) -> Run:
-    lane = rules.require_held(rows.find_lane(connection, claim.agent), claim)
-    log = EventLog(connection, claim.agent, lane.event_seq)
-    before = rows.find_run(connection, run)
+def change(tx: Transaction, claim: Claim, run: RunId, change: RunChange) -> Run:
+    lane = rules.require_held(rows.find_lane(tx, claim.agent), claim)
+    log = EventLog(tx, claim.agent, lane.event_seq)
+    before = rows.find_run(tx, run)
     if before is not None:
         rules.require_own(before.agent, claim, "run", run)
-    elif isinstance(change_, Created):
-        _bind_run(connection, claim, run, change_)
-    after = _change(connection, log, before, change_, settings)
+    elif isinstance(change, Created):
+        _bind_run(tx, claim, run, change)
+    after = _change(tx, log, before, change)
     log.close()
+    tx.notify(claim.agent, Hint.STATE)
     return after
 
 
-def create(connection: Connection, claim: Claim, created: Created, settings: StoreSettings) -> Run:
+def create(tx: Transaction, claim: Claim, created: Created) -> Run:
     """Create the run of an item that was claimed in this transaction and has no run."""
-    rules.require_unused(rows.find_run(connection, created.id))
+    rules.require_unused(rows.find_run(tx, created.id))
     rules.require_created_for(claim, created.id, created)
+    settings = tx.settings
     run = scrub_run(step(None, set_account(created, settings.accounts)), settings.scrubber)
-    connection.execute(_PUT_RUN, _run_values(run))
-    connection.execute(_BIND_RUN, {"run": run.id, "item": claim.item.id})
-    gates.on_run_started(connection, run, settings)
+    tx.execute(_PUT_RUN, _run_values(run))
+    tx.execute(_BIND_RUN, {"run": run.id, "item": claim.item.id})
+    gates.on_run_started(tx, run)
     return run
 
 
-def append(
-    connection: Connection, lease: Lease, encoded: EncodedBatch, settings: StoreSettings
-) -> AppendResult:
-    log = _append(connection, lease, encoded, settings)
+def append(tx: Transaction, lease: Lease, encoded: EncodedBatch) -> AppendResult:
+    log = _append(tx, lease, encoded)
     cursor = log.close()
+    tx.notify(lease.agent, Hint.EVENTS)
     return AppendResult(log.added, log.seq, cursor, tuple(log.rows))
 
 
-def open_process(connection: Connection, lease: Lease, process: Process) -> None:
-    rules.require_owner(rows.find_lane(connection, lease.agent), lease)
-    is_stored = rows.fetch_one(connection, _SELECT_OWNER, {"process": process.id}) is not None
+def open_process(tx: Transaction, lease: Lease, process: Process) -> None:
+    rules.require_owner(rows.find_lane(tx, lease.agent), lease)
+    is_stored = rows.has_row(tx, _SELECT_OWNER, {"process": process.id})
     rules.require_own_process(process, lease, is_stored=is_stored)
-    connection.execute(_ADD_PROCESS, _encode_process(process))
+    tx.execute(_ADD_PROCESS, _encode_process(process))
+    tx.notify(lease.agent, Hint.STATE)
 
 
 _SELECT_OWNER = "SELECT agent_id FROM processes WHERE process_id = :process"
 
 
-def close_process(connection: Connection, lease: Lease, process: ProcessId, now: datetime) -> None:
-    rules.require_owner(rows.find_lane(connection, lease.agent), lease)
-    found = rows.process(connection, process)
+def close_process(tx: Transaction, lease: Lease, process: ProcessId) -> None:
+    rules.require_owner(rows.find_lane(tx, lease.agent), lease)
+    found = rows.require_process(tx, process)
     rules.require_own(found.agent, lease, "process", process)
-    connection.execute(_CLOSE_PROCESS, {"process": process, "now": to_micros(now)})
+    tx.execute(_CLOSE_PROCESS, {"process": process, "now": to_micros(tx.now)})
+    tx.notify(lease.agent, Hint.STATE)
 
 
 class _Place(NamedTuple):
@@ -195,43 +189,38 @@ _SELECT_PLACE = f"""
 """  # noqa: S608
 
 
-def _find_place(connection: Connection, lease: Lease, batch: Batch) -> _Place:
+def _find_place(tx: Transaction, lease: Lease, batch: Batch) -> _Place:
     """Find the place of a batch, if the lease is valid and the process is of its agent."""
     values = {"agent": lease.agent, "process": batch.process, "run": batch.run}
-    row = rows.fetch_one(connection, _SELECT_PLACE, values)
-    if row is None:
+    place = rows.fetch_one(tx, _SELECT_PLACE, values, _Place._make)
+    if place is None:
         # A removed agent has no lane.
         raise LeaseLost(lease.agent, fence=lease.fence)
-    place = _Place(*row)
     rules.require_owner(Lane(lease.agent, holder=place.holder, fence=place.fence), lease)
     rules.require_own(place.process_agent, lease, "process", batch.process)
     return place
 
 
-def _append(
-    connection: Connection, lease: Lease, encoded: EncodedBatch, settings: StoreSettings
-) -> EventLog:
-    place, process = _find_place(connection, lease, encoded.batch), encoded.batch.process
+def _append(tx: Transaction, lease: Lease, encoded: EncodedBatch) -> EventLog:
+    place, process = _find_place(tx, lease, encoded.batch), encoded.batch.process
     marks = Marks(place.mark_s, place.mark_x, place.mark_r)
     fresh, marks = select_new(encoded.batch, encoded.kinds, offset=place.offset, marks=marks)
     _check_run(lease, fresh, place)
-    log = EventLog(
-        connection, lease.agent, place.seq, process=process, next_cursor=place.next_cursor
-    )
+    log = EventLog(tx, lease.agent, place.seq, process=process, next_cursor=place.next_cursor)
     if isinstance(fresh.change, Launched):
-        _change_run(connection, log, fresh, settings)
+        _change_run(tx, log, fresh)
     if len(fresh.events) < len(encoded.batch.events):
-        encoded = EncodedBatch.from_batch(fresh, settings.scrubber)
+        encoded = EncodedBatch.from_batch(fresh, tx.settings.scrubber)
     if fresh.events:
         tools = encoded.kinds[ToolStarted]
         log.add(fresh.run, len(fresh.events), encoded.body, tools)
     if encoded.kinds[ApprovalRequested] or encoded.kinds[ApprovalResolved]:
-        approvals.record(connection, lease.agent, fresh, encoded.body)
+        approvals.record(tx, lease.agent, fresh, encoded.body)
     if fresh.change and not isinstance(fresh.change, Launched):
-        _change_run(connection, log, fresh, settings)
-    _advance(connection, fresh, marks)
+        _change_run(tx, log, fresh)
+    _advance(tx, fresh, marks)
     if fresh.token:
-        _bind_token(connection, lease.agent, place.provider, fresh.token)
+        _bind_token(tx, lease.agent, place.provider, fresh.token)
     return log
 
 
@@ -243,47 +232,40 @@ def _check_run(lease: Lease, batch: Batch, place: _Place) -> None:
         rules.require_open_run(batch.run, place.run_status)
 
 
-def _change_run(
-    connection: Connection, log: EventLog, batch: Batch, settings: StoreSettings
-) -> None:
+def _change_run(tx: Transaction, log: EventLog, batch: Batch) -> None:
     if batch.run and batch.change:
-        _change(connection, log, rows.run(connection, batch.run), batch.change, settings)
+        _change(tx, log, rows.run(tx, batch.run), batch.change)
 
 
-def _change(
-    connection: Connection,
-    log: EventLog,
-    before: Run | None,
-    change_: RunChange,
-    settings: StoreSettings,
-) -> Run:
+def _change(tx: Transaction, log: EventLog, before: Run | None, change: RunChange) -> Run:
     """Take one step of the reducer; row, events and their effects."""
-    after = step(before, set_account(change_, settings.accounts))
+    settings = tx.settings
+    after = step(before, set_account(change, settings.accounts))
     if after is before:
         return after
+    after = scrub_run(after, settings.scrubber)
     events = build_status_events(before, after)
     if events:
         log.add(after.id, len(events), encode_events(events, settings.scrubber))
     if after.is_terminal:
         log.write()
-        count, tools = rows.count_events(connection, after.id)
+        count, tools = rows.count_events(tx, after.id)
         after = replace(after, events=count, tools=tools)
     else:
         after = add_counts(after, len(events), 0)
-    after = scrub_run(after, settings.scrubber)
-    connection.execute(_PUT_RUN, _run_values(after))
+    tx.execute(_PUT_RUN, _run_values(after))
     if before is None:
-        gates.on_run_started(connection, after, settings)
+        gates.on_run_started(tx, after)
     elif after.is_terminal:
-        approvals.withdraw_of_run(connection, after.id)
+        approvals.withdraw_for_run(tx, after.id)
         if after.stop_reason == "budget":
-            items.set_paused(connection, after.agent, True)
-        if gates.on_run_ended(connection, after, settings):
+            items.set_paused(tx, after.agent, is_paused=True)
+        if gates.on_run_ended(tx, after):
             log.forget_cursor()
     return after
 
 
-def _advance(connection: Connection, batch: Batch, marks: Marks) -> None:
+def _advance(tx: Transaction, batch: Batch, marks: Marks) -> None:
     values: dict[str, object] = {
         "process": batch.process,
         "offset": batch.to_offset,
@@ -291,41 +273,38 @@ def _advance(connection: Connection, batch: Batch, marks: Marks) -> None:
         "x": marks.x,
         "r": marks.r,
     }
-    connection.execute(_ADVANCE, values)
+    tx.execute(_ADVANCE, values)
     if batch.checkpoint:
         saved = {"state": batch.checkpoint.state, "sent": batch.checkpoint.sent}
-        connection.execute(
-            _SAVE_STATE, {"process": batch.process, "offset": batch.to_offset, **saved}
-        )
+        tx.execute(_SAVE_STATE, {"process": batch.process, "offset": batch.to_offset, **saved})
 
 
-def _bind_token(connection: Connection, agent: AgentId, provider: str, token: ResumeToken) -> None:
-    session = rows.find_session(connection, agent, provider)
-    _put_session(connection, agent, rules.bind_token(session, provider, token))
+def _bind_token(tx: Transaction, agent: AgentId, provider: str, token: ResumeToken) -> None:
+    session = rows.find_session(tx, agent, provider)
+    _put_session(tx, agent, rules.bind_token(session, provider, token))
 
 
-def retire_token(
-    connection: Connection, lease: Lease, provider: str, reason: str, settings: StoreSettings
-) -> None:
-    rules.require_owner(rows.find_lane(connection, lease.agent), lease)
-    session = rows.find_session(connection, lease.agent, provider)
+def retire_token(tx: Transaction, lease: Lease, provider: str, reason: str) -> None:
+    rules.require_owner(rows.find_lane(tx, lease.agent), lease)
+    session = rows.find_session(tx, lease.agent, provider)
     if session:
-        _put_session(connection, lease.agent, session.retire(settings.scrubber.clean(reason)))
+        _put_session(tx, lease.agent, session.retire(tx.settings.scrubber.clean(reason)))
+    tx.notify(lease.agent, Hint.STATE)
 
 
-def _put_session(connection: Connection, agent: AgentId, session: Session) -> None:
+def _put_session(tx: Transaction, agent: AgentId, session: Session) -> None:
     token = session.current.token if session.current else None
     values = {"agent": agent, "provider": session.provider, "token": token}
-    connection.execute(_PUT_SESSION, {**values, "body": rows.encode(session)})
+    tx.execute(_PUT_SESSION, {**values, "body": rows.encode(session)})
 
 
-def _bind_run(connection: Connection, claim: Claim, run: RunId, created: Created) -> None:
+def _bind_run(tx: Transaction, claim: Claim, run: RunId, created: Created) -> None:
     """Make a run the run of the claim's item."""
-    item = find_main(connection, claim, "created")
+    item = find_main(tx, claim, "created")
     rules.require_created_for(claim, run, created)
     if item.run is not None:
-        rules.require_ended(rows.run(connection, item.run), "created")
-    connection.execute(_BIND_RUN, {"run": run, "item": item.id})
+        rules.require_ended(rows.run(tx, item.run), "created")
+    tx.execute(_BIND_RUN, {"run": run, "item": item.id})
 
 
 def _run_values(run: Run) -> dict[str, object]:

@@ -12,7 +12,7 @@ from steadyrun.stores.sqlite.db.commit_window import (
 MANY = frozenset(f"lane {n}" for n in range(50))
 
 
-def test_a_fresh_window_is_shut() -> None:
+def test_new_window_has_no_width() -> None:
     window = CommitWindow()
 
     assert window.compute_width(100.0) == 0.0
@@ -20,7 +20,7 @@ def test_a_fresh_window_is_shut() -> None:
     assert window.is_complete({"a"})
 
 
-def test_a_quiet_writer_never_waits() -> None:
+def test_slow_writer_never_waits() -> None:
     window = CommitWindow()
 
     for second in range(100, 110):
@@ -29,7 +29,7 @@ def test_a_quiet_writer_never_waits() -> None:
         assert window.compute_width(second + 0.5) == 0.0
 
 
-def test_many_lanes_that_write_5000_times_a_second_gather_for_10_to_50_ms() -> None:
+def test_many_fast_lanes_wait_10_to_50_ms() -> None:
     window, now = _busy(per_second=5000, seconds=1.0)
 
     assert 0.010 <= window.compute_width(now) <= 0.050
@@ -37,7 +37,7 @@ def test_many_lanes_that_write_5000_times_a_second_gather_for_10_to_50_ms() -> N
     assert window.is_complete(MANY)
 
 
-def test_the_window_is_wider_the_busier_it_is() -> None:
+def test_window_is_wider_with_more_writes() -> None:
     calm, brisk, wild = (
         window.compute_width(now)
         for window, now in (_busy(per_second=n, seconds=1.0) for n in (1_100, 3_000, 100_000))
@@ -46,7 +46,7 @@ def test_the_window_is_wider_the_busier_it_is() -> None:
     assert NARROWEST_SECONDS <= calm < brisk < wild == WIDEST_SECONDS
 
 
-def test_a_lone_fast_writer_is_complete_with_every_write() -> None:
+def test_single_fast_writer_never_waits_for_others() -> None:
     window, now = CommitWindow(), 100.0
 
     for _ in range(5000):
@@ -64,7 +64,7 @@ def test_commit_does_not_wait_for_writers_without_a_lane() -> None:
     assert window.is_complete(frozenset())
 
 
-def test_the_window_shuts_again_after_the_rush() -> None:
+def test_window_closes_after_the_load() -> None:
     window, now = _busy(per_second=100_000, seconds=1.0)
 
     widths = [window.compute_width(now + later) for later in (0.0, 0.1, 0.3, 1.0)]
@@ -74,9 +74,7 @@ def test_the_window_shuts_again_after_the_rush() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 512)), max_size=50), st.floats(0, 10))
-def test_the_width_is_nothing_or_within_bounds(
-    commits: list[tuple[float, int]], later: float
-) -> None:
+def test_width_is_zero_or_within_its_bounds(commits: list[tuple[float, int]], later: float) -> None:
     window, now = CommitWindow(), 0.0
     for pause, writes in commits:
         now += pause

@@ -14,7 +14,7 @@ import pytest
 from steadyrun.model.ids import HolderId
 from steadyrun.stores.sqlite.db.liveness import Liveness
 
-CHILD = Path(__file__).parents[4] / "children" / "be_present.py"
+CHILD = Path(__file__).parents[4] / "children" / "live_holder.py"
 HOLDER = HolderId("hld_1")
 PATIENCE_SECONDS = 30.0
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "holders"
 
 
-def test_a_holder_is_there_until_it_vanishes(folder: Path) -> None:
+def test_holder_is_alive_until_it_is_released(folder: Path) -> None:
     ours, theirs = Liveness(folder), Liveness(folder)
     assert not theirs.is_alive(HOLDER)
 
@@ -37,7 +37,7 @@ def test_a_holder_is_there_until_it_vanishes(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_vanishing_twice_or_unseen_is_fine(folder: Path) -> None:
+def test_repeated_release_is_accepted(folder: Path) -> None:
     presence = Liveness(folder)
     presence.acquire(HOLDER)
 
@@ -49,7 +49,7 @@ def test_vanishing_twice_or_unseen_is_fine(folder: Path) -> None:
     assert not presence.is_alive(HOLDER)
 
 
-def test_looking_does_not_disturb_a_holder(folder: Path) -> None:
+def test_liveness_check_does_not_disturb_the_holder(folder: Path) -> None:
     ours, theirs = Liveness(folder), Liveness(folder)
     ours.acquire(HOLDER)
 
@@ -58,7 +58,7 @@ def test_looking_does_not_disturb_a_holder(folder: Path) -> None:
     assert seen == [True] * 100
 
 
-def test_a_stopped_process_is_there_and_a_killed_one_is_gone(folder: Path) -> None:
+def test_stopped_process_is_alive_and_killed_process_is_not(folder: Path) -> None:
     presence = Liveness(folder)
     with _present(folder) as (child, _):
         assert presence.is_alive(HOLDER)
@@ -73,7 +73,7 @@ def test_a_stopped_process_is_there_and_a_killed_one_is_gone(folder: Path) -> No
         assert not presence.is_alive(HOLDER)
 
 
-def test_children_of_a_killed_holder_do_not_keep_it_there(folder: Path) -> None:
+def test_children_of_a_killed_holder_do_not_keep_it_alive(folder: Path) -> None:
     presence = Liveness(folder)
     with _present(folder) as (child, heir):
         child.kill()
@@ -83,7 +83,7 @@ def test_children_of_a_killed_holder_do_not_keep_it_there(folder: Path) -> None:
         assert not presence.is_alive(HOLDER)
 
 
-def test_the_file_of_a_dead_holder_can_be_forgotten(folder: Path) -> None:
+def test_file_of_a_dead_holder_can_be_deleted(folder: Path) -> None:
     presence = Liveness(folder)
     with _present(folder) as (child, _):
         child.kill()

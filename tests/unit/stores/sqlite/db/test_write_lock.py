@@ -39,7 +39,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_it_begins_a_write_transaction(place: Place) -> None:
+def test_begin_starts_a_write_transaction(place: Place) -> None:
     with _turnstile(place) as turnstile, closing(place.connect()) as connection:
         turnstile.begin(connection)
 
@@ -48,7 +48,7 @@ def test_it_begins_a_write_transaction(place: Place) -> None:
             other.execute("BEGIN IMMEDIATE")
 
 
-def test_who_waits_for_the_database_gives_up_as_busy_and_lets_others_pass(place: Place) -> None:
+def test_busy_database_is_reported_and_the_lock_is_released(place: Place) -> None:
     with (
         closing(place.connect()) as writer,
         closing(place.connect()) as connection,
@@ -66,7 +66,7 @@ def test_who_waits_for_the_database_gives_up_as_busy_and_lets_others_pass(place:
         assert connection.in_transaction
 
 
-def test_who_cannot_pass_gives_up_as_busy_and_passes_later(place: Place) -> None:
+def test_busy_write_lock_is_reported_and_can_be_retried(place: Place) -> None:
     with (
         closing(place.connect()) as connection,
         _turnstile(place, SHORT_SECONDS) as turnstile,
@@ -79,7 +79,7 @@ def test_who_cannot_pass_gives_up_as_busy_and_passes_later(place: Place) -> None
         assert connection.in_transaction
 
 
-def test_a_killed_process_leaves_the_turnstile_open(place: Place) -> None:
+def test_killed_process_releases_the_write_lock(place: Place) -> None:
     with closing(place.connect()) as connection, _turnstile(place) as turnstile:
         with _holding(place.turnstile) as child:
             child.kill()
@@ -90,7 +90,7 @@ def test_a_killed_process_leaves_the_turnstile_open(place: Place) -> None:
         assert connection.in_transaction
 
 
-def test_who_has_begun_lets_the_next_one_into_the_turnstile(place: Place) -> None:
+def test_write_lock_is_released_after_the_transaction_has_begun(place: Place) -> None:
     """Passing is for beginning only: the next one waits for the database, in front of the queue."""
     with closing(place.connect()) as connection, _turnstile(place) as turnstile:
         turnstile.begin(connection)
@@ -100,7 +100,7 @@ def test_who_has_begun_lets_the_next_one_into_the_turnstile(place: Place) -> Non
             assert connection.in_transaction
 
 
-def test_a_fault_other_than_a_lock_is_not_waited_for(place: Place) -> None:
+def test_other_error_than_busy_is_raised_at_once(place: Place) -> None:
     with closing(place.connect()) as connection, _turnstile(place) as turnstile:
         turnstile.begin(connection)
 
@@ -114,7 +114,7 @@ def test_a_fault_other_than_a_lock_is_not_waited_for(place: Place) -> None:
 
 @contextmanager
 def _turnstile(place: Place, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[WriteLock]:
-    with closing(WriteLock(place.database, patience_seconds=patience_seconds)) as turnstile:
+    with closing(WriteLock(place.database, busy_seconds=patience_seconds)) as turnstile:
         yield turnstile
 
 

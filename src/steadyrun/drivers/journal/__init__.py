@@ -1,0 +1,1 @@
+"""Reads the output of a process: bounded lines, positions and long lines."""

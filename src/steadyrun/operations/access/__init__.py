@@ -1,0 +1,1 @@
+"""Who calls an operation, and whether that caller may."""
