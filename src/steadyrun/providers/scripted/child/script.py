@@ -49,7 +49,7 @@ NEEDED = object()
 # Each step with its fields and their defaults. The first field may be given alone.
 STEPS: dict[str, dict[str, tuple[FieldKind, Any]]] = {
     "text": {"text": (TEXT, NEEDED)},
-    "delta": {"pieces": (TEXTS, NEEDED), "seconds": (AMOUNT, 0)},
+    "delta": {"pieces": (TEXTS, NEEDED), "seconds": (AMOUNT, 0), "until": (TEXT, None)},
     "thinking": {"text": (TEXT, NEEDED)},
     "result": {"text": (TEXT, NEEDED)},
     "structured": {},

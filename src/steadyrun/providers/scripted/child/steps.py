@@ -66,6 +66,8 @@ def play_delta(turn: OpenTurn, args: Args) -> None:
     for piece in args["pieces"]:
         print_frame("delta", text=piece)
         turn.wait(args["seconds"])
+    if args["until"]:
+        _wait_for_file(turn, Path(args["until"]))
     print_frame("text", text="".join(args["pieces"]))
 
 
@@ -257,7 +259,10 @@ def play_wait(turn: OpenTurn, args: Args) -> None:
 
 
 def play_until(turn: OpenTurn, args: Args) -> None:
-    path = Path(args["path"])
+    _wait_for_file(turn, Path(args["path"]))
+
+
+def _wait_for_file(turn: OpenTurn, path: Path) -> None:
     while not path.exists():
         turn.wait(FILE_POLL_SECONDS)
 
