@@ -1,5 +1,10 @@
 """One process serves several turns, also after its driver was replaced."""
 
+import os
+import select
+import signal
+import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -15,10 +20,12 @@ from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
 from steadyrun.drivers.process_driver import ProcessDriver
 from steadyrun.lib.clock import SystemClock
 from steadyrun.lib.file_follower import FileWatches, OnFileChange
+from steadyrun.lib.unix_socket import shorten_path
 from steadyrun.model.event import Emitted, OutputRaw, TextFinal
 from steadyrun.model.ids import AgentId, HolderId, ProcessId
 from steadyrun.model.process import Process, SavedState
 from steadyrun.providers.scripted.dialect import Scripted
+from tests.chaos.scenario import find_pids
 from tests.children.keeper_driver import eventually, is_locked
 
 PATIENCE_SECONDS = 20.0
@@ -175,3 +182,51 @@ def test_stderr_of_a_turn_is_received_before_its_end(tmp_path: Path) -> None:
         return output
 
     assert anyio.run(main) == "low on disk\n"
+
+
+def lose_answer(directory: Path, key: bytes) -> threading.Thread:
+    """Stand between the driver and the keeper: kill the keeper when it acknowledges a frame with
+    this key, and drop the acknowledgement. The thread ends then."""
+    listener, keeper = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    with shorten_path(directory) as path:
+        keeper.connect(path)
+        Path(path).unlink()
+        listener.bind(path)
+    listener.listen()
+    pid = find_pids(PROCESS.id)["keeper"]
+
+    def pass_on() -> None:
+        with listener, keeper, listener.accept()[0] as driver:
+            others = {driver: keeper, keeper: driver}
+            while True:
+                for ready in select.select([*others], [], [])[0]:
+                    data = ready.recv(65536)
+                    if ready is keeper and key in data:
+                        os.kill(pid, signal.SIGKILL)
+                        return
+                    others[ready].sendall(data)
+
+    thread = threading.Thread(target=pass_on)
+    thread.start()
+    return thread
+
+
+def test_turn_was_sent_if_its_keeper_was_killed_before_it_acknowledged_it(tmp_path: Path) -> None:
+    async def main() -> tuple[bool, bool, TurnEnded]:
+        sink, one, two = OutputCollector(), says("one"), Turn("run_two", 'script:["hang"]')
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with following(tmp_path, PROCESS, sink, fence=1, launch=one) as driver:
+                await driver.begin(one)
+                await sink.until_ended(1)
+            process = restore_process(PROCESS, sink.ends[0])
+            between = lose_answer(tmp_path / PROCESS.keeper, b"begin:run_two")
+            async with following(tmp_path, process, sink, fence=2) as driver:
+                is_sent = await driver.begin(two)
+                await sink.until_ended(2)
+                await anyio.to_thread.run_sync(between.join)
+                [end] = [each for each in sink.ends[1].output if isinstance(each, TurnEnded)]
+                return is_sent, driver.has_sent(two), end
+
+    is_sent, has_sent, end = anyio.run(main)
+    assert (is_sent, has_sent) == (True, True)
+    assert (end.status, end.stop_reason) == ("failed", "keeper_lost")

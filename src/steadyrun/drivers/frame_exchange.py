@@ -139,6 +139,8 @@ class FrameExchange:
         offset = self._cursor.offset
         number = await self._process.write(send.key, offset, send.raw)
         if number is None:
+            number = await self._process.find_written(send.key)
+        if number is None:
             return None
         return self._confirm_sent(Frame(send.raw, offset, send.key, number))
 

@@ -432,6 +432,15 @@ class KeptProcess:
             self.written_at = self._clock.monotonic()
         return number
 
+    async def find_written(self, key: str) -> int | None:
+        """The number of a frame that a keeper has written and not acknowledged: it was killed in
+        between. None if there is no such frame, or if the process has not ended."""
+        if not self.is_over:
+            return None
+        await self.wait_for_end()
+        numbers = [frame.number for frame in read_sent(self.directory, 0) if frame.key == key]
+        return numbers[0] if numbers else None
+
     async def set_will(self, raw: bytes) -> None:
         """Deposit the line with which the keeper interrupts the open turn if no driver is left."""
         if raw != self._will:
