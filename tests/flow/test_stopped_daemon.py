@@ -6,11 +6,10 @@ import signal
 import socket
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-
-import pytest
 
 from steadyrun.lib.flock import is_locked
 from steadyrun.lib.processes.tree import is_stopped
@@ -65,19 +64,28 @@ def check_warning(text: str, daemon: "subprocess.Popen[str]") -> None:
     assert "no daemon" not in text
 
 
+def run_together(
+    home: CliHome, *commands: Sequence[str]
+) -> "list[subprocess.CompletedProcess[str]]":
+    """Run commands at the same time: each of them waits for the daemon."""
+    with ThreadPoolExecutor(len(commands)) as pool:
+        return list(pool.map(lambda words: home.run(*words), commands))
+
+
 def test_messages_to_a_stopped_daemon_are_stored_once_and_run_when_it_continues(
     tmp_path: Path,
 ) -> None:
     with home_with_daemon(tmp_path) as (home, daemon):
         with stopped(home, daemon):
             words = [["send", "ada", f"say {n}", "--json"] for n in range(3)]
-            sent = [home.run(*each) for each in words]
-            again = [home.run("send", "ada", "keyed", "--key", "k", "--json") for _ in range(2)]
+            keyed = ["send", "ada", "keyed", "--key", "k", "--json"]
+            sent = run_together(home, *words, keyed)
+            again = home.run(*keyed)
             queued = json.loads(home.run("inbox", "ada", "--json").stdout)["items"]
-        items = {json.loads(each.stdout)["id"] for each in [*sent, *again]}
+        items = {json.loads(each.stdout)["id"] for each in [*sent, again]}
         eventually(lambda: all(home.item(each).is_settled for each in items), "all runs")
 
-        for each in [*sent, *again]:
+        for each in [*sent, again]:
             assert each.returncode == 0
             check_warning(each.stderr, daemon)
         assert {each["id"] for each in queued} == items
@@ -87,21 +95,18 @@ def test_messages_to_a_stopped_daemon_are_stored_once_and_run_when_it_continues(
         assert home.run("send", "ada", "later").stderr == ""
 
 
-@pytest.mark.parametrize(
-    "words", ["status", "down", "up --detach", "send ada hello --wait"], ids=lambda words: words
-)
-def test_command_that_needs_the_daemon_says_that_it_does_not_answer(
-    tmp_path: Path, words: str
-) -> None:
+def test_command_that_needs_the_daemon_says_that_it_does_not_answer(tmp_path: Path) -> None:
+    lines = ("status", "down", "up --detach", "send ada hello --wait")
+    commands = [line.split() for line in lines]
     with home_with_daemon(tmp_path) as (home, daemon):
         with stopped(home, daemon):
-            done = home.run(*words.split())
-            as_json = home.run(*words.split(), "--json")
+            found = run_together(home, *commands, *([*words, "--json"] for words in commands))
         status = home.run("status")
 
-        assert (done.returncode, as_json.returncode) == (69, 69)
-        check_warning(done.stderr, daemon)
-        assert json.loads(as_json.stdout)["error"]["code"] == "daemon_not_answering"
+        for line, done, as_json in zip(lines, found, found[len(lines) :], strict=False):
+            assert (done.returncode, as_json.returncode) == (69, 69), line
+            check_warning(done.stderr, daemon)
+            assert json.loads(as_json.stdout)["error"]["code"] == "daemon_not_answering", line
         # Nothing was asked of it: it still runs, and has no item.
         assert status.returncode == 0
         assert daemon.poll() is None
