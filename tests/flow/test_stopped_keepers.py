@@ -190,13 +190,12 @@ def traced(pids: list[int]) -> Iterator[None]:
             tracer.kill()
 
 
-@pytest.mark.parametrize("target", ["keeper", "keeper outer"])
 @pytest.mark.parametrize("command", ["cancel", "down"])
 def test_keeper_that_cannot_be_continued_is_killed_with_everything(
-    home: CliHome, command: str, target: str
+    home: CliHome, command: str
 ) -> None:
     home.up()
-    agents = WorkingAgents(home, (target,))
+    agents = WorkingAgents(home, ("keeper", "keeper outer"))
     agents.start()
     with traced(agents.list_targets()):
         if command == "cancel":
@@ -204,12 +203,12 @@ def test_keeper_that_cannot_be_continued_is_killed_with_everything(
             agents.complete_other()
         else:
             assert home.run("down", "--drain", "0s").returncode == 0
-        assert_nothing_left(home, agents, "agent0")
+        assert_nothing_left(home, agents, *agents.targets)
 
-    [killed] = [line for line in home.read_log() if '"process.killed"' in line]
-    assert json.loads(killed)["agent"] == "agent0"
+    killed = [json.loads(line) for line in home.read_log() if '"process.killed"' in line]
+    assert sorted(each["agent"] for each in killed) == sorted(agents.targets)
     expected = "cancelled" if command == "cancel" else "queued"
-    assert agents.status("agent0") == expected
+    assert {agents.status(name) for name in agents.targets} == {expected}
 
 
 async def test_keeper_that_hangs_in_its_start_is_killed(
